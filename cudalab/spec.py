@@ -1,0 +1,325 @@
+"""What is computed and how it is launched, as plain data: Op, Step, Plan.  NumPy only, importable anywhere.
+
+A step is a pure function from (problem, config) to what a device shall do: `Launch`, `Fill`, `Copy` over named buffers.
+A backend runs it; nothing here touches a device.
+"""
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from cudalab.errors import BadConfig, BadLaunch, BadShape
+from cudalab.expressions import evaluate
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels_cu"
+
+DTYPES: dict[str, np.dtype] = {name: np.dtype(t) for name, t in dict(
+    f32="float32", f64="float64", f16="float16", i8="int8", u8="uint8", i32="int32", u32="uint32", i64="int64", u64="uint64").items()}
+
+MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
+MAX_BLOCK = (1024, 1024, 64)
+MAX_ELEMENTS = 2**31 - 1  # kernels index with 32-bit integers
+
+
+class Values(Mapping):
+    """An immutable set of named integers: a problem's dimensions or a step's tunables.  `p.M` and `p["M"]` both read."""
+
+    def __init__(self, values: Mapping[str, int] = (), /, **more: int):
+        self.__dict__["_values"] = types.MappingProxyType(dict(values, **more))
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(name)
+        return self._values[name]
+
+    def __setattr__(self, name, value):
+        raise TypeError("values are immutable")
+
+    def __iter__(self):
+        return iter(self._values)
+
+    def __len__(self):
+        return len(self._values)
+
+    def __hash__(self):
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self):
+        return " ".join(f"{name}={value}" for name, value in self._values.items())
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named buffer of a plan.  `role`: in, out, inout (restored between repeats), scratch (poisoned unless filled)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    role: str = "scratch"
+
+    @property
+    def elements(self) -> int:
+        return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * DTYPES[self.dtype].itemsize
+
+
+def scratch(name: str, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
+    """Working memory that a step needs beside the op's tensors; yield it before the launches that use it."""
+    return Tensor(name, shape, dtype, "scratch")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A kernel argument passed by value."""
+
+    value: int | float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A kernel argument that points into a buffer, `offset` elements behind its start."""
+
+    name: str
+    offset: int = 0
+
+    def at(self, offset: int) -> "Pointer":
+        return Pointer(self.name, self.offset + offset)
+
+
+def i32(value: int) -> Scalar:
+    return Scalar(value, "i32")
+
+
+def f32(value: float) -> Scalar:
+    return Scalar(value, "f32")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    entry: the kernel's name in the source (extern "C", or a C++ name expression such as `gemm<128, 8>`).
+    grid: blocks; block: threads, each an int or up to three.  cluster: blocks of one cluster (the grid still counts blocks).
+    args: names separated by spaces (a tensor is passed as its address, a dimension as a 32-bit integer), or a tuple of names,
+    Scalar and Pointer values.  smem: dynamic shared memory in bytes.
+    """
+
+    entry: str
+    grid: int | tuple[int, ...]
+    block: int | tuple[int, ...]
+    args: str | tuple
+    smem: int = 0
+    cluster: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Set every byte of a buffer to `byte` before the launches that follow; counts in the step's time."""
+
+    name: str
+    byte: int = 0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy the buffer `source` to `target` (same size); counts in the step's time."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a device shall do for one problem: `actions` (Launch, Fill, Copy; launches normalised) over `tensors` by name."""
+
+    step: "Step"
+    problem: Values
+    config: Values
+    tensors: Mapping[str, Tensor]
+    actions: tuple[Launch | Fill | Copy, ...]
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(a for a in self.actions if isinstance(a, Launch))
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory that one set of the plan's buffers takes, in bytes."""
+        return sum(t.nbytes for t in self.tensors.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """What is computed: dimensions, tensors, NumPy reference, cost, peers.
+
+    dims: names of the problem's dimensions.  inputs, outputs: tensor name -> its shape as expressions over the dimensions.
+    reference: the inputs (float64) as keyword arguments -> the output array (with several outputs: a tuple in their order).
+    scale: inputs (float64) -> per element of the output, the magnitude that errors are measured against.
+    depth: problem -> number of terms that one output element sums.
+    flops, bytes: problem -> floating-point operations, bytes of compulsory traffic (each input read once, each output written once).
+    samples: ways to cut the problem down to a part that NumPy can check: tensor name -> axis along which it is cut.
+    peers: names in `cudalab.peers` of the libraries to compare with.  shapes: purpose (emulate, check, bench) -> problems.
+    """
+
+    name: str
+    title: str
+    dims: tuple[str, ...]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    reference: Callable
+    scale: Callable
+    depth: Callable[[Values], int]
+    flops: Callable[[Values], int]
+    bytes: Callable[[Values], int]
+    samples: tuple[Mapping[str, int], ...]
+    peers: tuple[str, ...]
+    shapes: Mapping[str, tuple[Values, ...]]
+    dtype: str = "f32"
+    steps: list["Step"] = field(default_factory=list)
+
+    def problem(self, sizes: Mapping[str, int]) -> Values:
+        """A checked problem.  Raises BadShape for missing, unknown, zero or too large dimensions."""
+        if set(sizes) != set(self.dims):
+            raise BadShape(f"{self.name} has the dimensions {' '.join(self.dims)}; got {' '.join(sizes) or 'none'}")
+        for dim in self.dims:
+            if not isinstance(sizes[dim], int) or sizes[dim] < 1:
+                raise BadShape(f"{dim}={sizes[dim]}: every dimension of {self.name} must be an integer of at least 1")
+        problem = Values({dim: sizes[dim] for dim in self.dims})
+        for tensor in self.tensors(problem).values():
+            if tensor.elements > MAX_ELEMENTS:
+                raise BadShape(f"{tensor.name} of {problem} has {tensor.elements} elements; the kernels index with 32 bits, "
+                               f"at most {MAX_ELEMENTS}: take a smaller shape")
+        return problem
+
+    def tensors(self, problem: Values) -> dict[str, Tensor]:
+        """The op's own buffers, inputs first."""
+        def make(shapes, role):
+            return {name: Tensor(name, evaluate(shape, problem), self.dtype, role) for name, shape in shapes.items()}
+        return make(self.inputs, "in") | make(self.outputs, "out")
+
+    def step(self, number: int, *, title: str | None = None, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
+             spills: bool = False, **tunables: int | Callable[[Values], int]):
+        """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
+
+        tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
+        min_sm: the lowest compute capability that runs it.  spills: the step is there to teach register spills.
+        """
+        def register(plan):
+            step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,
+                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills)
+            self.steps.append(step)
+            return step
+        return register
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One way to compute an op: a `.cu` file and the function that says how to launch it."""
+
+    op: Op
+    number: int
+    name: str
+    source: Path
+    make_actions: Callable[[Values, Values], Iterator]
+    tunables: Mapping[str, int | Callable[[Values], int]]
+    tune: Mapping[str, tuple[int, ...]]
+    min_sm: int = 80
+    spills: bool = False
+
+    @property
+    def id(self) -> str:
+        """Number and idea, as in file names and results: 05_blocktile_2d."""
+        return self.source.stem
+
+    @property
+    def path(self) -> str:
+        """Unique name: sgemm/05_blocktile_2d."""
+        return f"{self.op.name}/{self.id}"
+
+    @property
+    def header(self) -> tuple[str, str]:
+        """Title (the first comment line of the source) and prose (the rest of the opening comment)."""
+        lines = []
+        for line in self.source.read_text().splitlines():
+            if not line.startswith("//"):
+                break
+            lines.append(line[2:].removeprefix(" ").rstrip())
+        title, *prose = lines or [self.name]
+        return title.rstrip("."), "\n".join(prose).strip("\n")
+
+    def config(self, problem: Values, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
+        """The tunables for a problem.  Raises BadConfig for a name that the step does not have."""
+        for name in overrides:
+            if name not in self.tunables:
+                raise BadConfig(f"{self.path} has no tunable {name}; it has {' '.join(self.tunables) or 'none'}")
+        chosen = {name: overrides.get(name, default) for name, default in self.tunables.items()}
+        return Values({name: int(v(problem)) if callable(v) else int(v) for name, v in chosen.items()})
+
+    def plan(self, problem: Values, config: Values | None = None) -> Plan:
+        """What to launch for this problem.  Raises BadShape, BadConfig or BadLaunch before anything runs."""
+        config = self.config(problem) if config is None else config
+        tensors, actions = self.op.tensors(problem), []
+        try:
+            for item in self.make_actions(problem, config):
+                if isinstance(item, Tensor):
+                    tensors[item.name] = item
+                else:
+                    actions.append(_normalise(item, tensors, problem))
+        except ZeroDivisionError:
+            raise BadConfig(f"{self.path}: a tunable of {config!r} is zero") from None
+        return Plan(self, problem, config, types.MappingProxyType(tensors), tuple(actions))
+
+
+def _normalise(action, tensors: Mapping[str, Tensor], problem: Values):
+    """The action with grid and block as three integers and every argument a Pointer or a Scalar."""
+    if not isinstance(action, Launch):
+        return action
+    grid, block = _three(action.grid), _three(action.block)
+    for name, size, limit in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
+        if any(not 1 <= s <= m for s, m in zip(size, limit)):
+            raise BadLaunch(f"{action.entry}: {name} {size} is outside 1..{limit} for {problem}")
+    if np.prod(block) > MAX_BLOCK[0]:
+        raise BadLaunch(f"{action.entry}: a block of {block} has {np.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
+    names = action.args.split() if isinstance(action.args, str) else action.args
+    return Launch(action.entry, grid, block, tuple(_argument(a, tensors, problem, action.entry) for a in names), action.smem, action.cluster)
+
+
+def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
+    size = (size,) if isinstance(size, int) else tuple(size)
+    return (*size, 1, 1)[:3]
+
+
+def _argument(argument, tensors, problem, entry) -> Pointer | Scalar:
+    match argument:
+        case Pointer() | Scalar():
+            return argument
+        case str() if argument in tensors:
+            return Pointer(argument)
+        case str() if argument in problem:
+            return i32(problem[argument])
+    raise BadLaunch(f"{entry}: argument '{argument}' is neither a tensor ({' '.join(tensors)}) nor a dimension ({' '.join(problem)})")
+
+
+def shapes(text: str, dims: tuple[str, ...]) -> tuple[Values, ...]:
+    """Problems written as "4096x4096x1024 1000", in the order of `dims`; one number alone stands for all dimensions."""
+    problems = []
+    for word in text.split():
+        try:
+            sizes = [int(size) for size in word.lower().split("x")]
+        except ValueError:
+            raise BadShape(f"'{word}' is not a shape; write {'x'.join(dims)}, such as {'x'.join(['512'] * len(dims))}") from None
+        sizes = sizes * len(dims) if len(sizes) == 1 else sizes
+        if len(sizes) != len(dims):
+            raise BadShape(f"'{word}' has {len(sizes)} sizes; {'x'.join(dims)} needs {len(dims)}")
+        problems.append(Values(dict(zip(dims, sizes))))
+    return tuple(problems)
