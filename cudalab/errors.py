@@ -39,3 +39,7 @@ class OutOfMemory(LabError):
 
 class WrongResult(LabError):
     """A kernel's output is not what the reference computes."""
+
+
+class BadResults(LabError):
+    """A results file that cannot be read or written, or a damaged line in it; names the file and the line."""
