@@ -1,0 +1,274 @@
+"""The backend that runs plans on a GPU: CuPy owns the memory and the context, cuda.bindings loads the cubin and launches.
+
+Everything goes through one explicit non-blocking stream, which is CuPy's current stream too while a plan or a peer runs.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from cudalab.build import build, target_for, verify
+from cudalab.devices import Device
+from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName
+from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Tensor
+
+SENTINEL = 0xA5  # every byte of an integer output before a run: a value that no kernel here computes
+NAN = 0xFF  # every byte of a floating-point output before a run: NaN in all IEEE formats
+DEFAULT_SMEM = 48 * 1024  # a block's shared memory beyond this must be asked for with a function attribute
+PORTABLE_CLUSTER = 8
+C_TYPES = dict(f32=ctypes.c_float, f64=ctypes.c_double, i8=ctypes.c_int8, u8=ctypes.c_uint8, i32=ctypes.c_int32, u32=ctypes.c_uint32,
+               i64=ctypes.c_int64, u64=ctypes.c_uint64)
+STICKY = {  # errors of a kernel that ran before, which every later call repeats
+    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT"}
+
+
+class Gpu:
+    """One device, its primary context (shared with CuPy) and one stream.
+
+    Raises NoDevice, with the cure, where there is no driver, no device, or a driver too old for the installed packages.
+    """
+
+    name = "gpu"
+
+    def __init__(self, ordinal: int = 0):
+        self._driver, handle, driver_version = _open_driver(ordinal)
+        cupy = _import_cupy(driver_version)
+        try:
+            cupy.cuda.Device(ordinal).use()
+            cupy.cuda.runtime.free(0)  # makes the primary context, and makes it this thread's current one
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise NoDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? 'nvidia-smi' shows") from None
+        self._cupy = cupy
+        self._modules = {}  # build folder -> loaded module
+        self._smem = {}  # function -> dynamic shared memory it was allowed
+        self.device = _describe(self._driver, handle, driver_version)
+        self.target = target_for(self.device.sm)
+
+    def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first.  Synchronous.
+
+        Raises BadLaunch, NoDevice (step too new for the device), OutOfMemory, or LabError where the kernel itself fails.
+        """
+        buffers = self.allocate(plan.tensors.values(), str(plan.problem))
+        enqueue = self.prepare(plan, buffers)
+        with self.stream:
+            self.poison(plan.tensors.values(), buffers)
+            for name, tensor in plan.tensors.items():
+                if tensor.role in ("in", "inout"):
+                    buffers[name].set(np.ascontiguousarray(inputs[name], DTYPES[tensor.dtype]))
+            enqueue()
+            self.synchronize(plan.step.path)
+            return {name: buffers[name].get() for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
+
+    def allocate(self, tensors: Iterable[Tensor], what: str) -> dict:
+        """An uninitialised CuPy array for each tensor.  Raises OutOfMemory before anything is taken."""
+        tensors = list(tensors)
+        self.require(sum(t.nbytes for t in tensors), what)
+        with self.stream:
+            return {t.name: self._cupy.empty(t.shape, DTYPES[t.dtype]) for t in tensors}
+
+    def require(self, nbytes: int, what: str) -> None:
+        """Raise OutOfMemory unless the device has `nbytes` free (blocks that CuPy's pool keeps unused count as free)."""
+        free = self.free_bytes()
+        if nbytes > free:
+            raise OutOfMemory(f"{what} needs {nbytes / 1e9:.3g} GB of device memory and {free / 1e9:.3g} GB of {self.device.name}'s "
+                              f"{self.device.memory_bytes / 1e9:.3g} GB are free: take a smaller shape, or end what else uses the device")
+
+    def free_bytes(self) -> int:
+        self.stream.synchronize()  # what the pool hands back may still be in use
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        return self._cupy.cuda.runtime.memGetInfo()[0]
+
+    def poison(self, tensors: Iterable[Tensor], buffers: Mapping, roles: tuple[str, ...] = ("out", "scratch")) -> None:
+        """Fill outputs with NaN (integers: a sentinel) and scratch with 0xFF bytes, so that what is not written shows."""
+        for tensor in tensors:
+            if tensor.role in roles:
+                byte = NAN if tensor.role == "scratch" or DTYPES[tensor.dtype].kind == "f" else SENTINEL
+                self._check(self._fill(buffers[tensor.name], byte)()[0], tensor.name)
+
+    def prepare(self, plan: Plan, buffers: Mapping) -> Callable[[], None]:
+        """A call that enqueues the whole plan on the stream: no allocation, no compilation, a few microseconds a launch.
+
+        buffers: tensor name -> CuPy array.  The call keeps everything it needs alive.  Raises BadLaunch or NoDevice here, not later.
+        """
+        if plan.step.min_sm > self.device.sm:
+            raise NoDevice(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}; {self.device.name} has {self.device.sm / 10}: "
+                           f"take another step of the ladder")
+        built = build(plan, self.target)
+        verify(built, plan)
+        module = self._load(built)
+        calls = []
+        for action in plan.actions:
+            match action:
+                case Launch():
+                    label = f"{plan.step.path} ({action.entry})"
+                    calls.append((self._launch(module, built.kernels[action.entry], action, buffers, label), label))
+                case Fill():
+                    calls.append((self._fill(buffers[action.name], action.byte), f"{plan.step.path} (fill of {action.name})"))
+                case Copy():
+                    calls.append((self._copy(buffers[action.target], buffers[action.source]), f"{plan.step.path} (copy to {action.target})"))
+        calls, kept, success = tuple(calls), dict(buffers), self._driver.CUresult.CUDA_SUCCESS
+
+        def enqueue():
+            for call, label in calls:
+                status = call()[0]
+                if status != success:
+                    self._check(status, label)
+
+        enqueue.kept = kept
+        return enqueue
+
+    def synchronize(self, what: str) -> None:
+        """Wait for the stream; a kernel that failed raises LabError, naming `what` ran."""
+        try:
+            self.stream.synchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise LabError(f"{what} failed on the device: {error}; 'compute-sanitizer python cli.py check {what.split()[0]}' "
+                           f"says where (the context is lost: start again)") from None
+
+    # -- preparing single calls; each gives a zero-argument call that returns the driver's (status, …)
+
+    def _launch(self, module, kernel, launch: Launch, buffers: Mapping, label: str) -> Callable:
+        driver = self._driver
+        status, function = driver.cuModuleGetFunction(module, kernel.symbol.encode())
+        self._check(status, label)
+        if kernel.static_smem + launch.smem > DEFAULT_SMEM and launch.smem > self._smem.get(int(function), 0):
+            self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.smem, label)
+            self._smem[int(function)] = launch.smem  # never lowered: a call prepared before may need more
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid  # the driver counts blocks, with a cluster too
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.smem
+        config.hStream = driver.CUstream(self.stream.ptr)
+        config.numAttrs = 0
+        if launch.cluster:
+            if np.prod(launch.cluster) > PORTABLE_CLUSTER:
+                self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, label)
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = launch.cluster
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        values = [_argument(a, buffers) for a in launch.args]
+        addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
+        call = functools.partial(driver.cuLaunchKernelEx, config, function, ctypes.addressof(addresses), 0)
+        return _keep(call, values, addresses)
+
+    def _fill(self, array, byte: int) -> Callable:
+        driver = self._driver
+        return functools.partial(driver.cuMemsetD8Async, driver.CUdeviceptr(array.data.ptr), byte, array.nbytes, driver.CUstream(self.stream.ptr))
+
+    def _copy(self, target, source) -> Callable:
+        driver = self._driver
+        if target.nbytes != source.nbytes:
+            raise BadLaunch(f"a copy between buffers of {source.nbytes} and {target.nbytes} bytes")
+        return functools.partial(driver.cuMemcpyDtoDAsync, driver.CUdeviceptr(target.data.ptr), driver.CUdeviceptr(source.data.ptr),
+                                 target.nbytes, driver.CUstream(self.stream.ptr))
+
+    def _load(self, built):
+        if built.folder not in self._modules:
+            status, module = self._driver.cuModuleLoadData(built.cubin)
+            if status in (self._driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, self._driver.CUresult.CUDA_ERROR_INVALID_IMAGE,
+                          self._driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION):
+                raise NoDevice(f"the driver (CUDA {self.device.driver}) refuses the code that NVRTC made for {built.target}: "
+                               f"update the driver, or install the other line: pip install -e '.[cuda12]'")
+            self._check(status, f"loading {built.folder.name}")
+            self._modules[built.folder] = module
+        return self._modules[built.folder]
+
+    def _set(self, function, attribute, value: int, label: str) -> None:
+        if self._driver.cuFuncSetAttribute(function, attribute, value)[0] != self._driver.CUresult.CUDA_SUCCESS:
+            raise BadLaunch(f"{label}: {self.device.name} refuses {attribute.name} = {value}")
+
+    def _check(self, status, label: str) -> None:
+        if status == self._driver.CUresult.CUDA_SUCCESS:
+            return
+        name = getattr(status, "name", str(status))
+        if name in STICKY:
+            raise LabError(f"a kernel failed on the device before {label} ({name}); 'compute-sanitizer python cli.py check {label.split()[0]}' "
+                           f"says where (the context is lost: start again)")
+        raise BadLaunch(f"{label}: the driver refuses it: {name}")
+
+
+def backend(name: str | None = None) -> Gpu | None:
+    """The backend called `name`; without a name the GPU, or None where there is none.  Raises NoDevice if it was asked for by name."""
+    if name not in (None, Gpu.name):
+        raise UnknownName(f"no backend is called '{name}'; there is '{Gpu.name}'")
+    try:
+        return Gpu()
+    except NoDevice:
+        if name is None:
+            return None
+        raise
+
+
+def _argument(argument, buffers: Mapping) -> ctypes._SimpleCData:
+    if hasattr(argument, "name"):
+        array = buffers[argument.name]
+        return ctypes.c_void_p(array.data.ptr + argument.offset * array.itemsize)
+    if argument.dtype not in C_TYPES:
+        raise BadLaunch(f"an argument of type {argument.dtype} cannot be passed by value; possible: {' '.join(C_TYPES)}")
+    return C_TYPES[argument.dtype](argument.value)
+
+
+def _keep(call: Callable, *what) -> Callable:
+    """The call, holding on to `what`: the driver reads the arguments through bare addresses."""
+    call.kept = what
+    return call
+
+
+def _open_driver(ordinal: int):
+    """The driver module, the device handle, the driver's CUDA version (13000).  Raises NoDevice with the cure."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoDevice(f"cuda.bindings is not installed ({error}); pip install -e '.[cuda12]'") from None
+    try:
+        status = driver.cuInit(0)[0]
+    except RuntimeError:
+        raise NoDevice("there is no NVIDIA driver here (libcuda was not found); install the driver, in a container start it with --gpus all") from None
+    results = driver.CUresult
+    if status == results.CUDA_ERROR_NO_DEVICE:
+        raise NoDevice("the driver sees no GPU; is one there, and does CUDA_VISIBLE_DEVICES let it through?")
+    if status in (results.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, results.CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE):
+        raise NoDevice(f"the driver's kernel module and its libcuda disagree ({status.name}); reboot after the driver's update, "
+                       f"or take /usr/local/cuda/compat out of LD_LIBRARY_PATH")
+    if status != results.CUDA_SUCCESS:
+        raise NoDevice(f"the NVIDIA driver does not start: {status!r}; 'nvidia-smi' says more")
+    status, version = driver.cuDriverGetVersion()
+    status, count = driver.cuDeviceGetCount()
+    if status != results.CUDA_SUCCESS or ordinal >= count:
+        raise NoDevice(f"there is no device {ordinal}; the driver sees {count}")
+    status, handle = driver.cuDeviceGet(ordinal)
+    return driver, handle, version
+
+
+def _import_cupy(driver_version: int):
+    try:
+        import cupy
+        runtime = cupy.cuda.runtime.runtimeGetVersion()
+    except ImportError as error:
+        raise NoDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
+    if driver_version // 1000 < runtime // 1000:  # within one major version every driver runs every toolkit
+        raise NoDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are for CUDA {runtime // 1000}: "
+                       f"update the driver, or in a fresh environment pip install -e '.[cuda{driver_version // 1000}]'")
+    return cupy
+
+
+def _describe(driver, handle, driver_version: int) -> Device:
+    def attribute(name: str) -> int:
+        return driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), handle)[1]
+
+    name = driver.cuDeviceGetName(256, handle)[1].split(b"\0")[0].decode()
+    # the memory moves two words a clock, in kHz; the bus is counted in bits
+    dram = 2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+    return Device(name, 10 * attribute("COMPUTE_CAPABILITY_MAJOR") + attribute("COMPUTE_CAPABILITY_MINOR"), attribute("MULTIPROCESSOR_COUNT"),
+                  attribute("CLOCK_RATE") * 1e3, attribute("L2_CACHE_SIZE"), driver.cuDeviceTotalMem(handle)[1], dram, _version(driver_version))
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
