@@ -72,7 +72,7 @@ def draw_tensor(tensor: Tensor, depth: int, kind: str, rng):
         largest = min(LARGEST_INTEGER, int((EXACT / depth) ** 0.5))
         if largest < 1:
             raise BadConfig(f"sums of {depth} terms are not exact in float32, whatever the integers; check this shape with normal inputs")
-        return rng.integers(-largest, largest + 1, tensor.shape, dtype=np.int32).astype(dtype)
+        return (rng.integers(0, 2 * largest + 1, tensor.shape, dtype=np.int32) - largest).astype(dtype)
     raise BadConfig(f"no kind of input is called '{kind}'; there are {', '.join(KINDS)}")
 
 

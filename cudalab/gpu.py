@@ -39,6 +39,7 @@ class Gpu:
             cupy.cuda.Device(ordinal).use()
             cupy.cuda.runtime.free(0)  # makes the primary context, and makes it this thread's current one
             self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.pci_bus_id = cupy.cuda.Device(ordinal).pci_bus_id
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise NoDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? 'nvidia-smi' shows") from None
         self._cupy = cupy

@@ -1,0 +1,324 @@
+"""The timing protocol, the same for a step and for its peer.
+
+steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events around
+the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host time does not,
+and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
+sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
+"""
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cudalab import check, results, roofline
+from cudalab.errors import BadConfig, LabError, WrongResult
+from cudalab.hold import Hold
+from cudalab.nvml import Monitor
+from cudalab.peers import Peer
+from cudalab.spec import Plan, Step, Values
+
+PROTOCOLS = ("steady", "sustained")
+PAIRS = 16  # batches of each arm: eight times A B B A
+BATCH_S = 1e-3  # a batch lasts at least this long, unless QUEUE forbids it
+QUEUE = 400  # launches that are queued at once: the driver's queue holds about a thousand, and a full one would wait for the held stream
+SUSTAINED_S, SUSTAINED_BATCH_S = 2.0, 10e-3
+RAMP = 0.25  # the share of a sustained arm's start that is dropped, while clocks and power settle
+COLD = 3  # rotating sets together hold more than this many times L2
+SETS = 64  # at most: beyond it a tiny problem would be measured on its address translation
+STARVED = 0.1  # of a sustained arm's batches may find the device idle
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison.  calls: one zero-argument call for each buffer set; launches: kernels, fills and copies of one call."""
+
+    name: str
+    calls: Sequence[Callable[[], None]]
+    launches: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Medians and interquartile ranges (upper minus lower quartile) over the pairs.  Peer and ratio are None where there was no peer."""
+
+    time_s: float
+    time_iqr_s: float
+    peer_time_s: float | None
+    peer_time_iqr_s: float | None
+    ratio: float | None
+    ratio_iqr: float | None
+
+
+def calls_per_batch(call_s: float, sets: int, launches: int) -> int:
+    """How many calls make a batch: enough for BATCH_S, whole rotations of the sets where the queue has room for them."""
+    most = max(1, QUEUE // launches)
+    wanted = math.ceil(BATCH_S / call_s)
+    return max(1, min(math.ceil(wanted / sets) * sets, most))
+
+
+def set_count(set_bytes: int, l2_bytes: int) -> int:
+    """How many buffer sets rotate, so that no call finds its inputs in L2."""
+    return max(1, min(SETS, COLD * l2_bytes // set_bytes + 1))
+
+
+def alternate(ours: Callable[[], float], peer: Callable[[], float] | None, pairs: int, tick: Callable[[], None]) -> list[tuple[float, float | None]]:
+    """`pairs` measurements of each arm in the order A B B A …, as (ours, peer's); without a peer just ours."""
+    measured = []
+    for number in range(pairs):
+        if peer is None:
+            measured.append((ours(), None))
+        elif number % 2 == 0:
+            first = ours()
+            measured.append((first, peer()))
+        else:
+            first = peer()
+            measured.append((ours(), first))
+        tick()
+    return measured
+
+
+def summarise(pairs: Sequence[tuple[float, float | None]]) -> Summary:
+    """Statistics of the pairs (ours, peer's), in seconds."""
+    ours = [a for a, _ in pairs]
+    if pairs[0][1] is None:
+        return Summary(statistics.median(ours), iqr(ours), None, None, None, None)
+    theirs, ratios = [b for _, b in pairs], [b / a for a, b in pairs]
+    return Summary(statistics.median(ours), iqr(ours), statistics.median(theirs), iqr(theirs), statistics.median(ratios), iqr(ratios))
+
+
+def iqr(values: Sequence[float]) -> float:
+    """Upper minus lower quartile."""
+    if len(values) < 2:
+        return 0.0
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return upper - lower
+
+
+def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (), protocol: str = "steady",
+               seed: int = 0, progress: Callable[[int, int, str], None] | None = None, say: Callable[[str], None] | None = None) -> Iterator[dict]:
+    """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
+
+    config: the step's tunables, all (Values) or those that differ from its defaults.  progress(done, total, what).  say(line): what a person must
+    know beside the rows, a missing peer above all; by default to stderr.  Without a peer that can run there is one row, whose peer is None.
+    Raises WrongResult if the step is wrong before or after the timing, OutOfMemory before anything is allocated, LabError otherwise.
+    """
+    if protocol not in PROTOCOLS:
+        raise BadConfig(f"no protocol is called '{protocol}'; there are {', '.join(PROTOCOLS)}")
+    say = say or (lambda line: print(line, file=sys.stderr))
+    present = []
+    for peer in peers:
+        why = peer.missing() or (peer.ops and step.op.name not in peer.ops and f"it does not compute {step.op.name}")
+        present += [] if why else [peer]
+        if why:
+            say(f"peer {peer.name} is missing: {why}")
+    plan = step.plan(problem, config if isinstance(config, Values) else step.config(problem, config or {}))
+    bench = _Bench(gpu, plan, protocol, seed, bool(present), progress, say)
+    for peer in present or [None]:
+        row = bench.against(peer)
+        if row is not None:
+            yield row
+
+
+class _Bench:
+    """The buffers and the state of one step's timing on one problem."""
+
+    def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say):
+        self.gpu, self.plan, self.op, self.protocol, self.seed, self.say = gpu, plan, plan.step.op, protocol, seed, say
+        self.progress = progress or (lambda done, total, what: None)
+        self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
+        if self.monitor.missing:
+            say(self.monitor.missing)
+        self.tensors = self.op.tensors(plan.problem)
+        self._allocate(with_peer)
+        self.ours = Arm(plan.step.path, [gpu.prepare(plan, buffers) for buffers in self.sets], len(plan.actions))
+        self.before = self._check_ours()
+
+    def _allocate(self, with_peer: bool) -> None:
+        """The rotating sets: inputs shared by both arms, outputs for each, and one scratch for all sets, as a library's workspace is."""
+        import cupy
+        gpu, problem = self.gpu, self.plan.problem
+        outputs = [t for t in self.tensors.values() if t.role == "out"]
+        inputs = [t for t in self.tensors.values() if t.role == "in"]
+        extra = [t for name, t in self.plan.tensors.items() if name not in self.tensors]
+        one_call = sum(t.nbytes for t in self.tensors.values())
+        count = set_count(one_call, gpu.device.l2_bytes)
+        needed = count * (one_call + with_peer * sum(t.nbytes for t in outputs)) + sum(t.nbytes for t in extra)
+        drawing = 3 * max(t.nbytes for t in inputs)  # CuPy draws in float64 and then rounds
+        gpu.require(needed + drawing, f"{self.plan.step.path} at {problem} ({count} rotating {'set' if count == 1 else 'sets'} of buffers)")
+        scratch = gpu.allocate(extra, str(problem))
+        self.sets, self.peer_sets = [], []
+        with gpu.stream:
+            rng = check.generator(self.seed, cupy)
+            for _ in range(count):
+                drawn = check.draw(self.op, problem, "normal", rng)
+                self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
+                self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
+
+    def against(self, peer: Peer | None) -> dict | None:
+        """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
+        gpu, problem = self.gpu, self.plan.problem
+        theirs, peer_error = None, None
+        if peer is not None:
+            with gpu.stream:
+                theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
+            self._run_once(theirs, 0)
+            peer_error = check.device_error(gpu, self.op, problem, self.peer_sets[0])
+            verdict = check.judge(self.op, problem, peer_error, exact=False)
+            if not verdict:
+                self.say(f"peer {peer.name} is left out: it computes something else: {verdict.reason}")
+                return None
+            self._accept(check.judge(self.op, problem, self.before, exact=False, peer_error=peer_error), f"beside {peer.name}")
+        for buffers in self.sets + (self.peer_sets if theirs else []):
+            gpu.poison(self.tensors.values(), buffers, ("out",))
+        pairs, clocks = self._sustained(theirs) if self.protocol == "sustained" else self._steady(theirs)
+        after = self._check_after(peer_error)
+        error = check.Error(max(self.before.max, after.max), max(self.before.rms, after.rms))
+        return self._row(peer, theirs, summarise(pairs), clocks, error, peer_error)
+
+    # -- timing
+
+    def _steady(self, theirs: Arm | None):
+        clocks = []
+        ours_n = self._calls(self.ours)
+        peer_n = theirs and self._calls(theirs)
+
+        def batch_of_ours():
+            seconds = self._batch(self.ours, ours_n)
+            clocks.append(self.hold.sm_clock_mhz())
+            return seconds
+
+        batch_of_peer = theirs and (lambda: self._batch(theirs, peer_n))
+        alternate(batch_of_ours, batch_of_peer, 1, lambda: None)  # brings the clocks up
+        clocks.clear()
+        self.monitor.summary()
+        return alternate(batch_of_ours, batch_of_peer, PAIRS, self._ticker(PAIRS, theirs)), clocks
+
+    def _ticker(self, total: int, theirs: Arm | None) -> Callable[[], None]:
+        done = iter(range(1, total + 1))
+        what = f"{self.plan.step.path} {self.plan.problem}" + (f" against {theirs.name}" if theirs else "")
+        self.progress(0, total, what)
+        return lambda: self.progress(next(done), total, what)
+
+    def _calls(self, arm: Arm) -> int:
+        """The batch size for an arm, from one rotation of its sets after a first one that warmed everything up."""
+        for index in range(len(arm.calls)):
+            self._run_once(arm, index)
+        rotation = min(len(arm.calls), max(1, QUEUE // arm.launches))
+        return calls_per_batch(self._batch(arm, rotation), len(arm.calls), arm.launches)
+
+    def _run_once(self, arm: Arm, index: int) -> None:
+        with self.gpu.stream:
+            arm.calls[index]()
+        self.gpu.synchronize(arm.name)
+
+    def _batch(self, arm: Arm, count: int) -> float:
+        """Seconds a call, over `count` calls that were queued before the first began."""
+        import cupy
+        start, end, stream, calls = cupy.cuda.Event(), cupy.cuda.Event(), self.gpu.stream, arm.calls
+        with stream:
+            with self.hold:
+                start.record(stream)
+                for index in range(count):
+                    calls[index % len(calls)]()
+                end.record(stream)
+                self.hold.queue_clocks()
+            self.monitor.sample()  # released: the batch is running now
+            self.gpu.synchronize(arm.name)
+        self.hold.confirm()
+        return cupy.cuda.get_elapsed_time(start, end) / 1e3 / count
+
+    def _sustained(self, theirs: Arm | None):
+        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours, self.ours]
+        sizes = {id(arm): self._calls_sustained(arm) for arm in arms}
+        tick, measured, clocks = self._ticker(len(arms), theirs), [], []
+        self.monitor.summary()
+        for arm in arms:
+            measured.append(self._segment(arm, sizes[id(arm)]))
+            if arm is self.ours:
+                clocks.append(self.hold.sm_clock_mhz())
+            tick()
+        if theirs is None:
+            return [(seconds, None) for segment in measured for seconds in segment], clocks
+        first, peer_first, peer_second, second = measured
+        return [*zip(first, peer_first), *zip(second, peer_second)], clocks
+
+    def _calls_sustained(self, arm: Arm) -> int:
+        seconds = self._batch(arm, self._calls(arm))
+        return max(1, min(math.ceil(SUSTAINED_BATCH_S / seconds), QUEUE // 2 // arm.launches))
+
+    def _segment(self, arm: Arm, count: int) -> list[float]:
+        """Seconds a call of the batches of SUSTAINED_S without a pause: always one batch queued behind the one that runs."""
+        import cupy
+        stream, calls, index, starved = self.gpu.stream, arm.calls, 0, 0
+        with stream:
+            marks = [stream.record(cupy.cuda.Event())]
+            until = time.perf_counter() + SUSTAINED_S
+            while time.perf_counter() < until:
+                starved += len(marks) > 2 and marks[-1].done
+                for _ in range(count):
+                    calls[index % len(calls)]()
+                    index += 1
+                marks.append(stream.record(cupy.cuda.Event()))
+                if len(marks) > 2:
+                    marks[-2].synchronize()
+                    if len(marks) % 16 == 0:
+                        self.monitor.sample()
+            self.hold.queue_clocks()
+            self.gpu.synchronize(arm.name)
+        batches = len(marks) - 1
+        if starved > STARVED * batches:
+            raise LabError(f"{arm.name} at {self.plan.problem} is too short to sustain: in {starved} of {batches} batches the device waited for the host; "
+                           f"leave --sustained away, or take a larger shape")
+        seconds = [cupy.cuda.get_elapsed_time(a, b) / 1e3 / count for a, b in zip(marks, marks[1:])]
+        return seconds[int(RAMP * batches):]
+
+    # -- checking
+
+    def _check_ours(self) -> check.Error:
+        """Poison, run once, check: sampled rows and columns by NumPy, the whole by CuPy."""
+        self.gpu.poison(self.plan.tensors.values(), self.sets[0])
+        self._run_once(self.ours, 0)
+        verdict = check.check_on_device(self.gpu, self.op, self.plan.problem, self.sets[0], seed=self.seed)
+        self._accept(verdict, "before the timing")
+        return check.Error(verdict.error, verdict.rms)
+
+    def _check_after(self, peer_error: check.Error | None) -> check.Error:
+        """What the timed calls left: no NaN in any set that was used, and the last of those against float64."""
+        import cupy
+        used = self.sets[:min(len(self.sets), max(1, QUEUE // self.ours.launches))]
+        with self.gpu.stream:
+            for number, buffers in enumerate(used):
+                if not all(bool(cupy.isfinite(buffers[name]).all()) for name in self.op.outputs):
+                    raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
+        error = check.device_error(self.gpu, self.op, self.plan.problem, used[-1])
+        self._accept(check.judge(self.op, self.plan.problem, error, exact=False, peer_error=peer_error), "after the timing")
+        return error
+
+    def _accept(self, verdict: check.Verdict, when: str) -> None:
+        if not verdict:
+            raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}, {when}: {verdict.reason}")
+
+    # -- the row
+
+    def _row(self, peer: Peer | None, theirs: Arm | None, summary: Summary, clocks, error, peer_error) -> dict:
+        plan, op, device = self.plan, self.op, self.gpu.device
+        roof, share = roofline.share(op, plan.problem, device, summary.time_s)
+        return dict(
+            op=op.name, step=plan.step.id, shape=dict(plan.problem), dtype=op.dtype, variant=None, device=device.name,
+            peer=peer and peer.name, protocol=self.protocol,
+            time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(plan.problem), bytes=op.bytes(plan.problem), roof=roof, roof_share=share,
+            peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+            error=error.max, peer_error=peer_error and peer_error.max, peer_note=theirs and getattr(theirs.calls[0], "note", None),
+            config=dict(plan.config), seed=self.seed, source_digest=results.source_digest(plan.step),
+            sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=self._versions(peer), date=results.now())
+
+    def _versions(self, peer: Peer | None) -> dict:
+        import cupy
+        from cuda.bindings import nvrtc
+        _, major, minor = nvrtc.nvrtcVersion()
+        return dict(cuda_driver=self.gpu.device.driver, driver=self.monitor.driver, nvrtc=f"{major}.{minor}", cupy=cupy.__version__,
+                    python=".".join(map(str, sys.version_info[:3])), peer=peer and peer.version() or None)
