@@ -1,0 +1,47 @@
+"""The lab's command.  Verbs live in `cudalab/commands/`; whatever is slow to import is imported where it is used."""
+
+import os
+import sys
+
+import click
+
+from cudalab import __version__
+from cudalab.commands import artefacts, inspect, run, store
+from cudalab.errors import LabError
+
+
+class Lab(click.Group):
+    """Prints a LabError as one line and exits 1; Ctrl-C exits 130."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except LabError as error:
+            raise click.ClickException(str(error)) from None
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Lab, context_settings=dict(help_option_names=["-h", "--help"], max_content_width=110))
+@click.version_option(__version__)
+@click.option("--dumps", type=click.Path(file_okay=False), metavar="DIR", help="Where builds are kept.  [default: dumps/, or $CUDALAB_DUMPS]")
+@click.option("--results", type=click.Path(file_okay=False), metavar="DIR", help="Where rows are kept.  [default: results/, or $CUDALAB_RESULTS]")
+def main(dumps, results):
+    """A GPU kernel lab: every step of a ladder is one .cu file, checked, timed and compared with the best library.
+
+    \b
+    python cli.py list                  what there is
+    python cli.py bench step5           check it, time it, compare it with cuBLAS
+    python cli.py diff step4 step5      what made the difference
+    """
+    for name, folder in (("CUDALAB_DUMPS", dumps), ("CUDALAB_RESULTS", results)):
+        if folder:
+            os.environ[name] = folder  # the environment, so that every build of this run goes there
+
+
+for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, run.tune, store.results, store.doctor):
+    main.add_command(verb)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Verbs over what the compiler made: dump, diff."""
+
+import difflib
+import re
+import shutil
+from itertools import zip_longest
+from pathlib import Path
+
+import click
+
+from cudalab.commands import options as opt
+from cudalab.errors import LabError, MissingTool
+
+RESOURCES = ("registers", "static_smem", "dynamic_smem", "spill_stores", "spill_loads", "stack")
+
+
+@click.command()
+@click.argument("target", metavar="STEP|OP|FILE.cu", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every step of every op.")
+@opt.shape
+@opt.sets
+@click.option("--arch", "archs", multiple=True, metavar="TARGET",
+              help=f"Compile for this target; may be repeated; 'all' means every target the lab knows.  [default: {opt.DEFAULT_ARCH}]")
+@click.option("--ptx", "shown", flag_value="ptx", help="Print the PTX.")
+@click.option("--sass", "shown", flag_value="sass", help="Print the SASS, with the source lines.")
+@opt.user_file
+@opt.as_json
+def dump(target, everything, shapes, sets, archs, shown, as_json, **own):
+    """Compile a step and say where its source, PTX, cubin, SASS and resources lie.
+
+    Example: python cli.py dump step5 --arch sm_89 --sass
+    """
+    from cudalab import build, registry, report
+    if everything == (target is not None):
+        raise click.UsageError("name a step, an op or a file, or say --all")
+    settings = opt.assignments(sets)
+    steps = registry.steps() if everything else opt.targets(target, settings, own)
+    archs = [a for arch in archs or (opt.DEFAULT_ARCH,) for a in (build.TARGETS if arch == "all" else (arch,))]
+    work = [(step, plan, arch) for step in steps for arch in archs if build.sm_of(arch) >= step.min_sm for plan in opt.plans(step, shapes, settings)]
+    if not work:
+        raise LabError(f"{steps[0].path} needs compute capability {steps[0].min_sm / 10} or later, which {' '.join(archs)} is not")
+    if shown and len(work) > 1:
+        raise LabError(f"--{shown} prints one kernel's code, and this names {len(work)}: name one step, one --shape and one --arch")
+    made = []
+    with opt.progress(work, "compiling") as bar:
+        for step, plan, arch in bar:
+            built = build.build(plan, arch)
+            build.verify(built, plan)
+            made.append((step, plan, arch, built))
+    if shown:
+        return click.echo(made[0][3].ptx if shown == "ptx" else made[0][3].sass)
+    found = [_dumped(*one) for one in made]
+    if as_json:
+        return opt.print_json(found)
+    click.echo(report.table([(f["step"], f["target"], k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], f["folder"])
+                             for f in found for k in f["kernels"]],
+                            ("step", "target", "kernel", "registers", "shared B", "spilled B", "folder"), left=(0, 1, 2, 6)))
+
+
+def _dumped(step, plan, arch, built) -> dict:
+    try:
+        built.sass  # written into the folder on first use
+    except MissingTool as error:
+        opt.note(f"no SASS: {error}")
+    return dict(op=step.op.name, step=step.path, shape=dict(plan.problem), target=arch, folder=str(built.folder),
+                files=sorted(p.name for p in Path(built.folder).iterdir()), cached=built.cached, seconds=built.seconds,
+                kernels=[dict(entry=k.entry, registers=k.registers, static_smem=k.static_smem, spill_stores=k.spill_stores,
+                              spill_loads=k.spill_loads, stack=k.stack, max_threads=k.max_threads) for k in built.kernels.values()])
+
+
+@click.command()
+@click.argument("first", metavar="STEP")
+@click.argument("second", metavar="STEP")
+@opt.shape
+@opt.sets
+@opt.arch
+@click.option("--ptx", "ptx", is_flag=True, help="The PTX of both, side by side.")
+@click.option("--sass", "sass", is_flag=True, help="The SASS of both, side by side.")
+@opt.user_file
+@opt.as_json
+def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
+    """Say what changed from one step to another: source, resources, instruction mix.
+
+    A setting (--set) goes to those of the two that have the tunable.  Either may be an own .cu file.
+
+    Example: python cli.py diff step4 step5
+    """
+    from cudalab import build, report
+    settings = opt.assignments(sets)
+    pair = [opt.one_step(text, settings, own if opt.is_file(text) else {}) for text in (first, second)]
+    for name in settings:
+        if not any(name in step.tunables for step in pair):
+            raise LabError(f"neither {pair[0].path} nor {pair[1].path} has a tunable {name}")
+    if pair[0].op is not pair[1].op:
+        raise LabError(f"{pair[0].path} and {pair[1].path} compute different things: compare two steps of one op")
+    reports, builds = [], []
+    for step in pair:
+        mine = {name: value for name, value in settings.items() if name in step.tunables}
+        plan = opt.plans(step, shapes, mine)[0]
+        reports.append(report.compiled(plan, arch or opt.DEFAULT_ARCH))
+        builds.append(build.build(plan, arch or opt.DEFAULT_ARCH))
+    source = list(difflib.unified_diff(*(step.source.read_text().splitlines() for step in pair), pair[0].path, pair[1].path, lineterm=""))
+    launches = list(zip_longest(*([a for a in r["actions"] if a["kind"] == "launch"] for r in reports)))
+    code = {name: side_by_side(*(getattr(b, name) for b in builds)) for name, wanted in (("ptx", ptx), ("sass", sass)) if wanted}
+    if as_json:
+        return opt.print_json(dict(steps=[step.path for step in pair], source=source,
+                                   launches=[dict(before=a, after=b) for a, b in launches], **code))
+    names = [step.id for step in pair]
+    click.echo("\n".join(source or ["the sources are the same"]))
+    for a, b in launches:
+        click.echo("\n" + report.table(_resources(a, b), ("", *names)))
+        click.echo("\n" + report.table(_mix(a, b), ("instructions", *names, "change")))
+    for name, lines in code.items():
+        click.echo(f"\n{name.upper()}, {names[0]} on the left, {names[1]} on the right:\n")
+        _print_columns(lines)
+
+
+def _resources(a, b) -> list:
+    def value(launch, name):
+        return "-" if launch is None else launch[name] if name in launch else launch["occupancy"][name]
+    rows = [(label, *("x".join(map(str, value(x, label))) if x else "-" for x in (a, b))) for label in ("grid", "block")]
+    rows += [(name.replace("_", " "), value(a, name), value(b, name)) for name in ("entry", *RESOURCES)]
+    rows += [("blocks an SM", value(a, "blocks"), value(b, "blocks")), ("warps an SM", value(a, "warps"), value(b, "warps"))]
+    return rows + [("limited by", *(", ".join(x["occupancy"]["limits"]) if x else "-" for x in (a, b)))]
+
+
+def _mix(a, b) -> list:
+    """Per class of instruction: how many stand in each, and the difference; the most frequent first."""
+    left, right = ((launch or {}).get("mix") or {} for launch in (a, b))
+    names = sorted({*left, *right}, key=lambda name: -max(left.get(name, 0), right.get(name, 0)))
+    return [(name, left.get(name, 0), right.get(name, 0), f"{right.get(name, 0) - left.get(name, 0):+d}") for name in names]
+
+
+def side_by_side(left: str, right: str) -> list[tuple[str, str, str]]:
+    """Lines of two texts beside each other: (left, mark, right); mark: blank the same, | changed, < only left, > only right."""
+    a, b = left.expandtabs(4).splitlines(), right.expandtabs(4).splitlines()
+    lines = []
+    for kind, a0, a1, b0, b1 in difflib.SequenceMatcher(None, [_bare(x) for x in a], [_bare(x) for x in b], autojunk=False).get_opcodes():
+        for x, y in zip_longest(a[a0:a1], b[b0:b1]):
+            lines.append((x or "", " " if kind == "equal" else ">" if x is None else "<" if y is None else "|", y or ""))
+    return lines
+
+
+def _bare(line: str) -> str:
+    """The line without what differs for no reason: SASS addresses and spacing."""
+    return " ".join(re.sub(r"/\*[0-9a-f]+\*/", "", line).split())
+
+
+def _print_columns(lines) -> None:
+    width = max(40, (shutil.get_terminal_size((160, 24)).columns - 3) // 2)
+    for left, mark, right in lines:
+        click.echo(f"{left[:width]:<{width}} {mark} {right[:width]}".rstrip())

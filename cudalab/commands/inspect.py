@@ -1,0 +1,74 @@
+"""Verbs that describe: list, show."""
+
+import click
+
+from cudalab.commands import options as opt
+from cudalab.errors import UnknownName
+
+
+@click.command("list")
+@click.argument("op", required=False)
+@opt.as_json
+def list_(op, as_json):
+    """List parts, ops and steps, each step with its latest measured figure.
+
+    Example: python cli.py list sgemm
+    """
+    from cudalab import registry, report, results
+    from cudalab.parts import PARTS
+    if op is not None and op not in registry.ops():
+        registry.resolve(op)  # raises, with the nearest names, unless it is a step
+        raise UnknownName(f"'{op}' is a step, not an op; the ops are: {', '.join(registry.ops())} ('show {op}' describes the step)")
+    latest = {(row["op"], row["step"]): row for row in _default_shape_rows(registry.ops(), results.rows())}
+    parts = []
+    for part in PARTS:
+        ops = [o for o in part.ops if op in (None, o.name)]
+        if ops:
+            parts.append(dict(part=part.__name__.rpartition(".")[2], title=part.TITLE, ops=[dict(
+                op=o.name, title=o.title, dims=list(o.dims), peers=list(o.peers),
+                steps=[dict(step=s.id, title=s.header[0], measured=latest.get((o.name, s.id))) for s in o.steps]) for o in ops]))
+    if as_json:
+        return opt.print_json(parts)
+    for part in parts:
+        click.echo(f"{part['part']}: {part['title']}")
+        for o in part["ops"]:
+            click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}")
+            lines = [(s["step"], s["title"], _figure(s["measured"], report)) for s in o["steps"]]
+            click.echo(report.table(lines, ("step", "idea", "latest measured"), left=(0, 1, 2)))
+
+
+def _default_shape_rows(ops, rows) -> list:
+    """Rows at an op's first benchmark shape; where there are several peers, the one the op names first, which comes last here."""
+    def rank(row):
+        peers = ops[row["op"]].peers
+        return -peers.index(row["peer"]) if row["peer"] in peers else -len(peers)
+    kept = [r for r in rows if r["op"] in ops and r["shape"] == dict(ops[r["op"]].shapes["bench"][0]) and r["protocol"] == "steady"]
+    return sorted(kept, key=lambda row: (row["date"], rank(row)))
+
+
+def _figure(row, report) -> str:
+    if row is None:
+        return ""
+    against = f", {row['ratio']:.2f} of {row['peer']}" if row["ratio"] else ""
+    return f"{report.rate_text(row)} TFLOP/s{against} at {report.shape_text(row['shape'])} ({row['device']})"
+
+
+@click.command()
+@click.argument("target", metavar="STEP|FILE.cu")
+@opt.shape
+@opt.sets
+@opt.arch
+@opt.user_file
+@opt.as_json
+def show(target, shapes, sets, arch, as_json, **own):
+    """Describe a step: its idea, its launches, the resources it takes, how many blocks fit an SM, its instruction mix.
+
+    Example: python cli.py show step5 --arch sm_89
+    """
+    from cudalab import report
+    settings = opt.assignments(sets)
+    step = opt.one_step(target, settings, own)
+    found = [report.compiled(plan, arch or opt.DEFAULT_ARCH) for plan in opt.plans(step, shapes, settings)]
+    if as_json:
+        return opt.print_json(found if len(found) > 1 else found[0])
+    click.echo("\n\n".join(report.static(one, prose=True) for one in found))

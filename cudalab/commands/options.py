@@ -1,0 +1,98 @@
+"""What several verbs share: their options, and how an option's text becomes a target, a problem, a configuration."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from cudalab.errors import BadConfig, UnknownName
+
+DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+arch = click.option("--arch", metavar="TARGET", help=f"Compile for this target, such as sm_80, sm_89, sm_90a, sm_120a.  [default: {DEFAULT_ARCH}]")
+shape = click.option("--shape", "shapes", multiple=True, metavar="SHAPES",
+                     help='Sizes in the order of the op\'s dimensions: 4096, or "4096x4096x1024 1000".  May be repeated.')
+sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
+backend = click.option("--backend", metavar="NAME", help="Where to run: gpu.  [default: the GPU if there is one]")
+seed = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+
+
+def user_file(verb):
+    """The options that say what a user's own .cu computes and how it is launched; the verb gets them as keywords for `targets`."""
+    for option in reversed((
+        click.option("--like", metavar="STEP", help="Own .cu: take op, entry, grid, block and arguments from this step."),
+        click.option("--op", metavar="OP", help="Own .cu: the op it computes, such as sgemm."),
+        click.option("--entry", help='Own .cu: the kernel, or a template instance: "gemm<128, 8>".'),
+        click.option("--grid", metavar="EXPR", help='Own .cu: blocks, such as "cdiv(N, 128), cdiv(M, 128)".'),
+        click.option("--block", metavar="EXPR", help='Own .cu: threads of a block, such as 256 or "32, 8".'),
+        click.option("--args", metavar="NAMES", help='Own .cu: the arguments in order, such as "A B C M N K"; numbers are passed by value.'),
+        click.option("--smem", metavar="EXPR", help="Own .cu: bytes of dynamic shared memory.  [default: 0]"),
+    )):
+        verb = option(verb)
+    return verb
+
+
+def assignments(texts: tuple[str, ...]) -> dict[str, int]:
+    """BM=64 BN=128 -> a dictionary.  Raises BadConfig for anything else."""
+    values = {}
+    for text in texts:
+        for word in text.split():
+            match = re.fullmatch(r"([A-Za-z_]\w*)=(-?\d+)", word)
+            if not match:
+                raise BadConfig(f"'{word}' is not a setting; write NAME=INTEGER, such as BM=64")
+            values[match[1]] = int(match[2])
+    return values
+
+
+def targets(text: str, settings: Mapping[str, int], own: Mapping[str, str | None]) -> list:
+    """The steps that a person names: one step, every step of an op, or an own .cu file as a step (own: the options of `user_file`)."""
+    from cudalab import registry, userfile
+    from cudalab.spec import Op
+    if is_file(text):
+        return [userfile.step(Path(text), settings=settings, **own)]
+    given = [f"--{name}" for name, value in own.items() if value is not None]
+    if given:
+        raise UnknownName(f"{', '.join(given)}: only for an own .cu file, and '{text}' is not one")
+    found = registry.resolve(text)
+    return list(found.steps) if isinstance(found, Op) else [found]
+
+
+def is_file(text: str) -> bool:
+    return text.endswith((".cu", ".cuh")) or Path(text).is_file()
+
+
+def one_step(text: str, settings: Mapping[str, int], own: Mapping[str, str | None]):
+    """Like `targets`, for a place where only one step makes sense."""
+    found = targets(text, settings, own)
+    if len(found) > 1:
+        raise UnknownName(f"'{text}' is a whole ladder; name one step of it: {', '.join(s.path for s in found[:3])}, …")
+    return found[0]
+
+
+def plans(step, texts: tuple[str, ...], settings: Mapping[str, int]) -> list:
+    """The step's plans at the shapes of --shape, by default at the op's first benchmark shape."""
+    return [step.plan(problem, step.config(problem, settings)) for problem in problems(step.op, texts, step.op.shapes["bench"][:1])]
+
+
+def problems(op, texts: tuple[str, ...], default) -> list:
+    """The checked problems of --shape, or `default`."""
+    from cudalab import spec
+    return [op.problem(values) for text in texts for values in spec.shapes(text, op.dims)] or list(default)
+
+
+def print_json(value) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Narration: to stderr, so that stdout holds data only."""
+    click.echo(text, err=True)
+
+
+def progress(work, label: str):
+    """A progress bar over `work` on stderr; silent where stderr is not a terminal."""
+    return click.progressbar(work, label=label, file=sys.stderr, show_pos=True)

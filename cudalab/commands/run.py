@@ -1,0 +1,222 @@
+"""Verbs that run kernels: check, bench, tune."""
+
+from pathlib import Path
+
+import click
+
+from cudalab.commands import options as opt
+from cudalab.errors import LabError, NoDevice, WrongResult
+
+
+@click.command()
+@click.argument("target", metavar="STEP|OP|FILE.cu")
+@opt.shape
+@opt.sets
+@opt.backend
+@opt.seed
+@opt.user_file
+@opt.as_json
+def check(target, shapes, sets, backend, seed, as_json, **own):
+    """Compare a step's results with the NumPy reference, on random and on exact inputs, at every check shape of its op.
+
+    Example: python cli.py check step5 --shape "257x130x70 1"
+    """
+    from cudalab import gpu, report
+    from cudalab.check import check_step
+    settings = opt.assignments(sets)
+    steps = opt.targets(target, settings, own)
+    work = [(step, problem) for step in steps for problem in opt.problems(step.op, shapes, step.op.shapes["check"])]
+    place = gpu.backend(backend or "gpu")
+    verdicts = []
+    try:
+        with opt.progress(work, "checking") as bar:
+            for step, problem in bar:
+                verdicts += [(step, verdict) for verdict in check_step(step, problem, place, overrides=settings, seed=seed)]
+    finally:
+        found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), inputs=v.kind, passed=v.passed, error=_finite(v.error), bound=v.bound,
+                      reason=v.reason) for s, v in verdicts]
+        if as_json:
+            opt.print_json(found)
+        elif found:
+            click.echo(report.table([(f"{f['op']}/{f['step']}", report.shape_text(f["shape"]), f["inputs"], "right" if f["passed"] else "WRONG",
+                                      "-" if f["error"] is None else f"{f['error']:.2e}", f"{f['bound']:.2e}", f["reason"]) for f in found],
+                                    ("step", "shape", "inputs", "result", "error", "bound", "reason"), left=(0, 1, 2, 3, 6)))
+    wrong = [(step, verdict) for step, verdict in verdicts if not verdict]
+    if wrong:
+        step, verdict = wrong[0]
+        raise WrongResult(f"{len(wrong)} of {len(verdicts)} checks failed, the first: {step.path} at {verdict.problem}: {verdict.reason}")
+
+
+@click.command()
+@click.argument("target", metavar="STEP|OP|FILE.cu")
+@opt.shape
+@click.option("--all-shapes", is_flag=True, help="Every benchmark shape of the op.  [default: the first]")
+@opt.sets
+@click.option("--peer", "peer_names", multiple=True, metavar="FILE.py:NAME",
+              help="Compare with your own function, or with a peer by name, in place of the op's peers.  May be repeated.")
+@click.option("--sustained", is_flag=True, help="Run for two seconds: what power and clocks allow.")
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Add the rows to this file ('results merge FILE' brings them into results/).")
+@click.option("--against", is_flag=True, help="Say what changed since the last row of the same thing in results/.")
+@click.option("--fail-below", type=float, metavar="RATIO", help="With --against: fail if a row's speed fell below this share of the last, such as 0.97.")
+@opt.arch
+@opt.backend
+@opt.seed
+@opt.user_file
+@opt.as_json
+def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, seed, as_json, **own):
+    """Check a step, time it, and compare it with the best library in the same run.
+
+    Where there is no GPU it compiles the step and prints what can be said without running it.
+
+    \b
+    Example: python cli.py bench step5 --shape 4096x4096x1024
+             python cli.py bench my.cu --like step5
+             python cli.py bench my.cu --op sgemm --entry mm --grid "cdiv(N, 32), cdiv(M, 32)" --block "32, 32" --args "A B C M N K"
+    """
+    from cudalab import gpu
+    settings = opt.assignments(sets)
+    steps = opt.targets(target, settings, own)
+    if shapes and all_shapes:
+        raise click.UsageError("--shape and --all-shapes exclude each other")
+    if fail_below is not None and not against:
+        raise click.UsageError("--fail-below says what --against may find: give both")
+    work = [(step, problem) for step in steps
+            for problem in opt.problems(step.op, shapes, step.op.shapes["bench"] if all_shapes else step.op.shapes["bench"][:1])]
+    for step, problem in work:
+        step.plan(problem, step.config(problem, settings))  # a wrong shape or setting is said before anything is compiled or run
+    place = gpu.backend(backend)
+    if place is None:
+        wanted = [name for name, given in (("--save", save), ("--against", against)) if given]
+        if wanted:
+            raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and there is no usable GPU here ('doctor' says why)")
+        return _report_only(work, settings, arch or opt.DEFAULT_ARCH, as_json)
+    if save and own_file_shadows(steps):
+        raise LabError(f"{steps[0].source.name} has the name of a step of the lab, and its rows would pass for that step's: rename it to save rows")
+    _bench(place, work, settings, peer_names, "sustained" if sustained else "steady", save, against, fail_below, seed, as_json)
+
+
+def own_file_shadows(steps) -> bool:
+    from cudalab import registry
+    return any(step not in registry.steps() and step.id in {known.id for known in step.op.steps} for step in steps)
+
+
+def _report_only(work, settings, arch: str, as_json: bool) -> None:
+    from cudalab import report
+    reports = []
+    with opt.progress(work, f"compiling for {arch}") as bar:
+        for step, problem in bar:
+            reports.append(report.compiled(step.plan(problem, step.config(problem, settings)), arch))
+    if as_json:
+        opt.print_json([dict(one, ran=False) for one in reports])
+    else:
+        click.echo("\n\n".join(report.static(one) for one in reports))
+    opt.note(f"There is no usable GPU here: nothing was run, checked or timed.  This is what the compiler says for {arch}; 'doctor' says what is missing.")
+
+
+def _bench(place, work, settings, peer_names, protocol, save, against, fail_below, seed, as_json) -> None:
+    from cudalab import measure, peers, report, results
+    rows, failed = [], []
+    before = results.rows(place.device.name) if against else []
+    if save:
+        results.append(save, [])  # a file that cannot be written is said now, not after the measuring
+    chosen = {step.op.name: _peers(step.op, peer_names, peers) for step, _ in work}
+    try:
+        for step, problem in work:
+            label = f"{step.path} at {report.shape_text(problem)}"
+            kept = results.tuned(step, place.device.name, problem)
+            if kept:
+                opt.note(f"{label}: with the configuration that 'tune' kept: {' '.join(f'{n}={v}' for n, v in kept.items())}")
+            config = step.config(problem, {**(kept or {}), **settings})
+            try:
+                with opt.progress(None, label) as bar:
+                    new = measure.bench_step(place, step, problem, config=config, peers=chosen[step.op.name], protocol=protocol, seed=seed,
+                                             progress=bar)
+            except LabError as error:
+                if len(work) == 1:
+                    raise
+                failed.append(error)
+                opt.note(f"{label}: {error}")
+                continue
+            if save:
+                results.append(save, new)
+            rows += new
+    finally:  # after Ctrl-C too: what was measured is shown, and is in the file already
+        if as_json:
+            opt.print_json(rows)
+        elif rows:
+            click.echo(report.measured(rows))
+    found = results.changes(rows, before) if against else []
+    if found and not as_json:
+        click.echo("\n" + _changes(found, report))
+    if failed:
+        raise LabError(f"{len(failed)} of {len(work)} measurements failed, the first: {failed[0]}")
+    slow = results.slower(found, fail_below) if fail_below is not None else []
+    if slow:
+        raise LabError(f"{len(slow)} of {len(rows)} rows fell below {fail_below} of their last speed, the slowest: "
+                       f"{slow[0].row['step']} at {report.shape_text(slow[0].row['shape'])}, {slow[0].speed:.3f}")
+
+
+def _peers(op, names, peers) -> list:
+    """The peers to compare with; one that is not installed is named on stderr, or is an error where it was asked for by name."""
+    found = []
+    for name in names or op.peers:
+        peer = peers.find_peer(name)
+        reason = peer.missing()
+        if reason and names:
+            raise LabError(reason)
+        if reason:
+            opt.note(f"peer {name} is left out: {reason}")
+        else:
+            found.append(peer)
+    return found
+
+
+def _changes(found, report) -> str:
+    lines = [(f"{c.row['op']}/{c.row['step']}", report.shape_text(c.row["shape"]), c.row["peer"] or "-", report.time_text(c.row["time_s"]),
+              report.time_text(c.before["time_s"]) if c.before else "-", report.ratio_text(c.speed), c.before["date"] if c.before else "never measured")
+             for c in found]
+    return report.table(lines, ("step", "shape", "peer", "time", "last time", "speed", "last measured"), left=(0, 1, 2, 6))
+
+
+@click.command()
+@click.argument("target", metavar="STEP")
+@opt.shape
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Hold a tunable at one value.  May be repeated.")
+@opt.seed
+@opt.as_json
+def tune(target, shapes, sets, seed, as_json):
+    """Search a step's legal configurations at a shape, and keep the best where `bench` finds it.
+
+    Example: python cli.py tune step5 --shape 4096
+    """
+    from cudalab import gpu, registry, report, results
+    from cudalab import tune as tuning
+    step, settings = registry.resolve_step(target), opt.assignments(sets)
+    problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
+    spaces = [tuning.space(step, problem, settings) for problem in problems]  # wrong settings are said before a device is needed
+    place = gpu.backend("gpu")
+    found = []
+    try:
+        for problem, (legal, refused) in zip(problems, spaces):
+            search = tuning.Search(step, problem, refused=refused)
+            try:
+                with opt.progress(None, f"{step.path} at {report.shape_text(problem)}") as bar:
+                    bar.length = len(legal)
+                    search.run(place, legal, seed=seed, progress=bar.update)
+            finally:  # after Ctrl-C too: the best so far is kept
+                if search.best:
+                    file = results.save_tuned(step, place.device.name, problem, search.best.config, search.best.time_s)
+                    opt.note(f"kept in {file}" + ("" if search.finished else " (the best so far)"))
+                found.append(search.summary())
+    finally:
+        if as_json:
+            opt.print_json(found)
+        else:
+            click.echo(report.table([(report.shape_text(f["shape"]), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
+                                      report.time_text(f["time_s"]), report.ratio_text(f["speedup"])) for f in found if f["config"]],
+                                    ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3)))
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None

@@ -1,0 +1,85 @@
+"""Verbs about what is kept and what is installed: results, doctor."""
+
+from pathlib import Path
+
+import click
+
+from cudalab.commands import options as opt
+from cudalab.errors import LabError
+
+
+@click.group(invoke_without_command=True)
+@click.option("--step", "wanted", metavar="STEP|OP", help="Only rows of this step or op.")
+@click.option("--device", metavar="TEXT", help="Only rows of devices whose name holds this.")
+@click.option("--readme", is_flag=False, flag_value="", metavar="[FILE]", help="Write the tables between the markers of README.md.")
+@click.option("--plot", is_flag=False, flag_value="", metavar="[FOLDER]", help="Draw each ladder against its peers, as SVG and PNG, into docs/.")
+@opt.as_json
+@click.pass_context
+def results(ctx, wanted, device, readme, plot, as_json):
+    """Show what was measured: the newest row of each step, shape, device, peer and protocol.
+
+    \b
+    Example: python cli.py results --step step5
+             python cli.py results merge rows.jsonl
+             python cli.py results --readme
+    """
+    if ctx.invoked_subcommand:
+        return
+    from cudalab import ladder, registry, report
+    from cudalab import results as store
+    from cudalab.spec import KERNELS, Op
+    rows = [row for row in store.rows() if device is None or device.lower() in row["device"].lower()]
+    if wanted is not None:
+        named = registry.resolve(wanted)
+        rows = [r for r in rows if (r["op"] == named.name if isinstance(named, Op) else (r["op"], r["step"]) == (named.op.name, named.id))]
+    written = []
+    if plot is not None:
+        from cudalab import plot as drawing
+        written += drawing.draw(rows, Path(plot or KERNELS.parent / "docs"))
+    if readme is not None:
+        written.append(ladder.write_readme(Path(readme or KERNELS.parent / "README.md"), rows))
+    if written:
+        return opt.print_json([str(f) for f in written]) if as_json else click.echo("\n".join(map(str, written)))
+    if as_json:
+        return opt.print_json(rows)
+    if not rows:
+        return opt.note(f"no rows in {store.root()} yet: 'bench STEP --save FILE' measures, 'results merge FILE' brings them in")
+    for name in dict.fromkeys(row["device"] for row in rows):
+        mine = sorted((r for r in rows if r["device"] == name), key=lambda r: (r["op"], r["step"], -r["flops"], r["peer"] or ""))
+        click.echo(f"{name}\n\n{report.measured(mine)}\n")
+
+
+@results.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@opt.as_json
+def merge(file, as_json):
+    """Bring the rows of FILE, written by 'bench --save', into results/.  One damaged row and none is taken.
+
+    Example: python cli.py results merge rows.jsonl
+    """
+    from cudalab import results as store
+    if not file.is_file():
+        raise LabError(f"there is no file {file}; 'bench STEP --save FILE' writes one")
+    added = store.merge(file)
+    if as_json:
+        return opt.print_json(added)
+    for device, count in added.items():
+        click.echo(f"{device}: {count} new row{'s' * (count != 1)} in {store.root() / store.slug(device)}.jsonl")
+
+
+@click.command()
+@opt.as_json
+def doctor(as_json):
+    """Say what this machine has and lacks, and what installs each thing that is missing.
+
+    Example: python cli.py doctor
+    """
+    from cudalab import doctor as examination
+    from cudalab import report
+    findings = examination.examine()
+    if as_json:
+        return opt.print_json([dict(what=f.what, found=f.found, detail=f.detail, install=f.install, needed_for=f.needed_for) for f in findings])
+    click.echo(report.table([(f.what, "found" if f.found else "missing", f.detail, "" if f.found else f.install, f.needed_for) for f in findings],
+                            ("what", "", "which", "to install", "needed for"), left=(0, 1, 2, 3, 4), widths=(None, None, 46, 44, 30)))
+    for warning in examination.warnings():
+        opt.note(f"Warning: {warning}")

@@ -1,0 +1,143 @@
+"""What can be said of a step without running it, and how rows and reports look as text."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from cudalab.errors import MissingTool
+from cudalab.spec import Fill, Launch, Plan
+
+
+def table(rows: Sequence[Sequence], headers: Sequence[str], left: Sequence[int] = (0,), widths: Sequence[int | None] | None = None) -> str:
+    """A plain table; numbers and texts come formatted, `left` names the columns of text, text wider than its column's `widths` is wrapped."""
+    from tabulate import tabulate
+    return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=widths,
+                    colalign=["left" if i in left else "right" for i in range(len(headers))] if rows else None)
+
+
+def time_text(seconds: float) -> str:
+    """A time in the unit that a person would take."""
+    for unit, scale in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1 or unit == "µs":
+            return f"{seconds * scale:.4g} {unit}"
+
+
+def shape_text(shape: Mapping[str, int]) -> str:
+    """4096x4096x1024, or 4096³ where all three are the same."""
+    sizes = list(shape.values())
+    return f"{sizes[0]}³" if len(sizes) == 3 and len(set(sizes)) == 1 else "x".join(map(str, sizes))
+
+
+def rate_text(row: Mapping, time: str = "time_s") -> str:
+    """TFLOP/s of a row (time: of ours, or "peer_time_s")."""
+    return f"{row['flops'] / row[time] / 1e12:.3g}" if row.get(time) else "-"
+
+
+def ratio_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def share_text(row: Mapping) -> str:
+    return "-" if row.get("roof_share") is None else f"{row['roof_share']:.0%} of {row['roof']}"
+
+
+def measured(rows: Iterable[Mapping]) -> str:
+    """The table of measured rows: ours beside the peer, with the share of the roof."""
+    lines = [(f"{r['op']}/{r['step']}", shape_text(r["shape"]), time_text(r["time_s"]), rate_text(r), share_text(r), r["peer"] or "-",
+              time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", ratio_text(r["ratio"]), r["protocol"]) for r in rows]
+    return table(lines, ("step", "shape", "time", "TFLOP/s", "roof", "peer", "peer's time", "ratio", "protocol"), left=(0, 1, 4, 5, 8))
+
+
+def compiled(plan: Plan, target: str) -> dict:
+    """The static report: launches with their geometry, resources, occupancy and instruction mix.  Compiles, or takes from the cache.
+
+    Raises CompileError, BadConfig (a static_assert) or BadLaunch as `build` and `verify` do.  Without nvdisasm the mix is None.
+    """
+    from cudalab.build import build, verify
+    built = build(plan, target)
+    verify(built, plan)
+    title, prose = plan.step.header
+    return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), config=dict(plan.config),
+                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, min_sm=plan.step.min_sm, target=target,
+                buffers=[dict(name=t.name, shape=list(t.shape), dtype=t.dtype, role=t.role, bytes=t.nbytes) for t in plan.tensors.values()],
+                actions=[_action(a, built, target) for a in plan.actions], folder=str(built.folder), cached=built.cached,
+                seconds=built.seconds)
+
+
+def _action(action, built, target: str) -> dict:
+    from cudalab.build import sm_of
+    from cudalab.occupancy import occupancy
+    if not isinstance(action, Launch):
+        name = action.name if isinstance(action, Fill) else f"{action.source} to {action.target}"
+        return dict(kind=type(action).__name__.lower(), of=name)
+    kernel = built.kernels[action.entry]
+    threads = action.block[0] * action.block[1] * action.block[2]
+    fits = occupancy(sm_of(target), threads, kernel.registers, kernel.static_smem + action.smem)
+    return dict(kind="launch", entry=action.entry, grid=list(action.grid), block=list(action.block), cluster=action.cluster,
+                args=[_argument(a) for a in action.args], registers=kernel.registers, stack=kernel.stack, spill_stores=kernel.spill_stores,
+                spill_loads=kernel.spill_loads, static_smem=kernel.static_smem, dynamic_smem=action.smem,
+                occupancy=dict(blocks=fits.blocks, warps=fits.warps, fraction=fits.fraction, limits=list(fits.limits)),
+                mix=instruction_mix(built, kernel.symbol))
+
+
+def instruction_mix(built, symbol: str) -> dict[str, int] | None:
+    """Class of instruction -> how often it stands in the kernel's SASS, most frequent first; None without nvdisasm."""
+    from cudalab import sass
+    try:
+        return dict(sass.mix(sass.functions(built.sass)[symbol]))
+    except MissingTool:
+        return None
+
+
+def _argument(argument) -> str:
+    if hasattr(argument, "name"):
+        return argument.name + (f"+{argument.offset}" if argument.offset else "")
+    return f"{argument.value}"
+
+
+def static(report: Mapping, prose: bool = False) -> str:
+    """The static report as text."""
+    shape = " ".join(f"{name}={size}" for name, size in report["shape"].items())
+    lines = [f"{report['op']}/{report['step']}: {report['title']}"]
+    if prose and report["prose"]:
+        lines += ["", *("  " + line if line else "" for line in report["prose"].splitlines())]
+    lines += ["", f"shape      {shape}", f"target     {report['target']} (needs compute capability {report['min_sm'] / 10} or later)",
+              f"tunables   {_tunables(report) or 'none'}"]
+    lines += [f"scratch    {b['name']} {shape_text(dict(enumerate(b['shape'])))} {b['dtype']}, {b['bytes']} bytes"
+              for b in report["buffers"] if b["role"] == "scratch"]
+    for action in report["actions"]:
+        lines += [""] + (_launch(action) if action["kind"] == "launch" else [f"{action['kind']}       {action['of']}"])
+    return "\n".join([*lines, "", f"folder     {report['folder']}"])
+
+
+def _tunables(report: Mapping) -> str:
+    """BM=128 (of 64 128): the value, and what `tune` tries."""
+    return "  ".join(f"{name}={value}" + (f" (of {' '.join(map(str, report['tunables'][name]))})" if report["tunables"].get(name) else "")
+                     for name, value in report["config"].items())
+
+
+def _launch(launch: Mapping) -> list[str]:
+    fits = launch["occupancy"]
+    lines = [f"launch     {launch['entry']}({', '.join(launch['args'])})",
+             f"  grid     {_grid(launch['grid'])}" + (f", clusters of {_times(launch['cluster'])}" if launch["cluster"] else ""),
+             f"  block    {_times(launch['block'])} threads",
+             f"  memory   {launch['registers']} registers a thread, {launch['static_smem']} + {launch['dynamic_smem']} bytes of shared memory "
+             f"(static + dynamic)",
+             f"  spills   {launch['spill_stores']} bytes stored, {launch['spill_loads']} loaded, stack {launch['stack']}",
+             f"  fits     {fits['blocks']} blocks = {fits['warps']} warps an SM, {fits['fraction']:.0%} of its warps; "
+             f"limited by {', '.join(fits['limits'])}"]
+    if launch["mix"] is None:
+        return [*lines, "  mix      not known: nvdisasm is missing ('doctor' says what installs it)"]
+    words = [f"{name} {count}" for name, count in launch["mix"].items()]
+    return lines + [("  mix      " if i == 0 else "           ") + "  ".join(words[i:i + 8]) for i in range(0, len(words), 8)]
+
+
+def _grid(sizes: Sequence[int]) -> str:
+    text = _times(sizes)
+    return f"{text} = {math.prod(sizes)} blocks" if "x" in text else f"{text} blocks"
+
+
+def _times(sizes: Sequence[int]) -> str:
+    kept = list(sizes)
+    while len(kept) > 1 and kept[-1] == 1:
+        kept.pop()
+    return " x ".join(map(str, kept))
