@@ -21,7 +21,7 @@ DTYPES: dict[str, np.dtype] = {name: np.dtype(t) for name, t in dict(
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
 MAX_BLOCK = (1024, 1024, 64)
-MAX_ELEMENTS = 2**31 - 1  # kernels index with 32-bit integers
+MAX_ELEMENTS = 2**31 - 2**16  # kernels index with 32-bit integers; what is left over keeps a tile that overhangs an edge below 2^31
 
 
 class Values(Mapping):

@@ -1,7 +1,10 @@
 """Part 5: a fast FP32 matrix multiply, step by step past cuBLAS."""
 
+import math
+
 import numpy as np
 
+from cudalab.errors import BadConfig
 from cudalab.expressions import cdiv
 from cudalab.spec import Launch, Op, shapes
 
@@ -37,11 +40,67 @@ sgemm = Op(
 ops = (sgemm,)
 
 
-@sgemm.step(1, BLOCK=256)
+def tiles(p, c):
+    """Blocks that cover C, one a BM x BN tile, numbered along its rows; in one dimension, whose limit no shape reaches."""
+    return cdiv(p.M, c.BM) * cdiv(p.N, c.BN)
+
+
+def rows_of(dim):
+    """Floats that one instruction may move along rows of length `dim`, as a function of the problem: as many as stay aligned."""
+    return lambda p: math.gcd(p[dim], 4)
+
+
+def check_vectors(p, c):
+    """Raises BadConfig where VEC_K or VEC_N was set to more floats than rows of that length keep aligned."""
+    for name in ("VEC_K", "VEC_N"):
+        dim = name[-1]
+        if name in c and (c[name] not in (1, 2, 4) or p[dim] % c[name]):
+            raise BadConfig(f"{name}={c[name]}: rows of {dim}={p[dim]} floats can move {math.gcd(p[dim], 4)} at once, or fewer: 1, 2 or 4")
+
+
+@sgemm.step(1, BM=32, BN=32)
 def naive(p, c):
-    yield Launch("sgemm", grid=cdiv(p.M * p.N, c.BLOCK), block=c.BLOCK, args="A B C M N K")
+    yield Launch("sgemm", grid=tiles(p, c), block=c.BM * c.BN, args="A B C M N K")
 
 
-@sgemm.step(5, BM=128, BN=128, BK=8, TM=8, TN=8)
+@sgemm.step(2, BM=32, BN=32)
+def coalesced(p, c):
+    yield Launch("sgemm", grid=tiles(p, c), block=c.BM * c.BN, args="A B C M N K")
+
+
+@sgemm.step(3, BM=32, BN=32, BK=32)
+def shared_tile(p, c):
+    yield Launch("sgemm", grid=tiles(p, c), block=c.BM * c.BN, args="A B C M N K")
+
+
+@sgemm.step(4, BM=64, BN=64, BK=16, TM=8, tune=dict(BM=(64, 128), BN=(64, 128), BK=(8, 16, 32), TM=(8, 16)))
+def blocktile_1d(p, c):
+    yield Launch("sgemm", grid=tiles(p, c), block=c.BM // c.TM * c.BN, args="A B C M N K")
+
+
+@sgemm.step(5, BM=128, BN=128, BK=8, TM=8, TN=8, BLOCKS=2,
+            tune=dict(BM=(64, 128), BN=(64, 128), BK=(8, 16), TM=(4, 8), TN=(4, 8), BLOCKS=(1, 2)))
 def blocktile_2d(p, c):
-    yield Launch("sgemm", grid=(cdiv(p.N, c.BN), cdiv(p.M, c.BM)), block=c.BM * c.BN // (c.TM * c.TN), args="A B C M N K")
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), args="A B C M N K")
+
+
+@sgemm.step(6, BM=128, BN=128, BK=16, TM=8, TN=8, BLOCKS=2, VEC_K=rows_of("K"), VEC_N=rows_of("N"),
+            tune=dict(BM=(64, 128), BN=(64, 128), BK=(8, 16), TM=(4, 8), TN=(4, 8), BLOCKS=(1, 2)))
+def vectorised(p, c):
+    check_vectors(p, c)
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), args="A B C M N K")
+
+
+@sgemm.step(7, BM=128, BN=128, BK=16, TM=8, TN=8, BLOCKS=2, VEC_K=rows_of("K"), VEC_N=rows_of("N"),
+            tune=dict(BM=(64, 128), BN=(64, 128, 256), BK=(8, 16), TM=(8, 16), TN=(4, 8), BLOCKS=(1, 2)))
+def warptile(p, c):
+    check_vectors(p, c)
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), args="A B C M N K")
+
+
+@sgemm.step(8, BM=128, BN=128, BK=8, TM=8, TN=8, STAGES=4, BLOCKS=2, VEC_N=rows_of("N"),
+            tune=dict(BM=(64, 128), BN=(64, 128, 256), BK=(8, 16), TM=(8, 16), TN=(4, 8), STAGES=(3, 4), BLOCKS=(1, 2)))
+def pipelined(p, c):
+    check_vectors(p, c)
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), smem=4 * c.STAGES * c.BK * (c.BM + c.BN),
+                 args="A B C M N K")

@@ -1,0 +1,81 @@
+// Warp tile: the lanes of a warp stand in a grid, and each owns its outputs in pieces that interleave.
+//
+// Before: neighbouring threads read B from addresses TN floats apart, so the lanes of one access met in the same banks.
+// Now: a warp owns a compact WM x WN tile. In one access LANES_N lanes read neighbouring groups of four floats of B,
+// LANES_M of A, without a gap, and the other lanes get the same words by broadcast: no bank is asked twice.
+// A block owns a BM x BN tile of C and walks along K in slices of BK; its warps cover the tile. Lane (ly, lx) owns TM
+// rows and TN columns of its warp's tile in groups of four: rows ly*4.., then again 4*LANES_M further on, columns alike.
+// Limited now by: waiting. Between two slices every warp idles while global memory answers (see step 8).
+
+#include "vec.cuh"
+
+constexpr int LANES_M = 4, LANES_N = 8;
+constexpr int WM = LANES_M * TM, WN = LANES_N * TN;
+constexpr int THREADS = (BM / TM) * (BN / TN);
+constexpr int PASS_A = THREADS * VEC_K / BK, PASS_B = THREADS * VEC_N / BN;  // rows of a slice that the threads load at once
+
+static_assert(BM % WM == 0 && TM % 4 == 0, "TM: a multiple of 4, and the warp's 4 * TM rows divide BM");
+static_assert(BN % WN == 0 && TN % 4 == 0, "TN: a multiple of 4, and the warp's 8 * TN columns divide BN");
+static_assert(BK % 4 == 0, "BK: a multiple of 4");
+static_assert(THREADS <= 1024, "(BM / TM) * (BN / TN): a block has at most 1024 threads");
+static_assert(THREADS * VEC_K % BK == 0 && BM % PASS_A == 0, "BM, BK: the threads load whole rows of A, in equal passes");
+static_assert(THREADS * VEC_N % BN == 0 && BK % PASS_B == 0, "BK, BN: the threads load whole rows of B, in equal passes");
+static_assert(4 * BK * (BM + BN) <= 48 * 1024, "BK * (BM + BN): the two tiles fit 48 KB of shared memory");
+
+// BLOCKS a multiprocessor holds at once: while one waits at a barrier another multiplies; this bounds a thread's registers
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, int M, int N, int K) {
+    __shared__ __align__(16) float sA[BK][BM];
+    __shared__ __align__(16) float sB[BK][BN];
+
+    // blocks are numbered along the rows of C: a grid's x alone is long enough for every shape
+    const int tiles_n = (N + BN - 1) / BN;
+    const int block_row = blockIdx.x / tiles_n * BM, block_col = blockIdx.x % tiles_n * BN;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int ty = warp / (BN / WN) * WM + lane / LANES_N * 4, tx = warp % (BN / WN) * WN + lane % LANES_N * 4;
+
+    float acc[TM][TN] = {};
+    for (int k0 = 0; k0 < K; k0 += BK) {
+        // zeros past the edges, so that the product needs no guard
+#pragma unroll
+        for (int i = 0; i < BM; i += PASS_A) {
+            const int row = i + threadIdx.x * VEC_K / BK, k = threadIdx.x * VEC_K % BK;
+            const bool inside = block_row + row < M && k0 + k < K;
+            float v[VEC_K] = {};
+            if (inside) load<VEC_K>(v, &A[(block_row + row) * K + k0 + k]);
+#pragma unroll
+            for (int j = 0; j < VEC_K; ++j) sA[k + j][row] = v[j];
+        }
+#pragma unroll
+        for (int i = 0; i < BK; i += PASS_B) {
+            const int k = i + threadIdx.x * VEC_N / BN, col = threadIdx.x * VEC_N % BN;
+            const bool inside = k0 + k < K && block_col + col < N;
+            float v[VEC_N] = {};
+            if (inside) load<VEC_N>(v, &B[(k0 + k) * N + block_col + col]);
+            store<VEC_N>(&sB[k][col], v);
+        }
+        __syncthreads();  // read after write: the slice is complete before anyone reads it
+
+#pragma unroll
+        for (int k = 0; k < BK; ++k) {
+            float rA[TM], rB[TN];
+#pragma unroll
+            for (int m = 0; m < TM; m += 4) load<4>(&rA[m], &sA[k][ty + m * LANES_M]);
+#pragma unroll
+            for (int n = 0; n < TN; n += 4) load<4>(&rB[n], &sB[k][tx + n * LANES_N]);
+#pragma unroll
+            for (int m = 0; m < TM; ++m)
+#pragma unroll
+                for (int n = 0; n < TN; ++n) acc[m][n] += rA[m] * rB[n];
+        }
+        __syncthreads();  // write after read: nobody overwrites the slice while another warp still reads it
+    }
+
+#pragma unroll
+    for (int m = 0; m < TM; ++m)
+#pragma unroll
+        for (int n = 0; n < TN; n += VEC_N) {
+            const int row = block_row + ty + m / 4 * 4 * LANES_M + m % 4, col = block_col + tx + n / 4 * 4 * LANES_N + n % 4;
+            if (row < M && col < N) store<VEC_N>(&C[row * N + col], &acc[m][n]);
+        }
+}
