@@ -25,6 +25,10 @@ class CompileError(LabError):
     """NVRTC refused the source; the message is NVRTC's own, with file and line."""
 
 
+class Spills(BadConfig, CompileError):
+    """Registers spill to local memory in a step that is not there to teach it: the build fails, and a search goes on without it."""
+
+
 class MissingTool(LabError):
     """A library or program that is not installed; names the command that installs it."""
 

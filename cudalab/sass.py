@@ -1,0 +1,98 @@
+"""SASS: nvdisasm's listing of a cubin, and what is in it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudalab.errors import LabError, MissingTool
+from cudalab.installed import cure
+
+FLAGS = ("-gi", "-c")  # source lines through inlined functions; code only
+SECTION = re.compile(r"\s*\.section\s+\.text\.([^\s,]+)")
+LOCATION = re.compile(r'\s*//## File "([^"]+)", line (\d+)')
+INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+MEMORY = ("LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "LDGSTS", "LDC", "LDCU", "ULDC", "LDSM", "STSM", "RED", "ATOMG", "ATOMS", "ATOM")
+WIDTHS = ("128", "64", "U16", "S16", "U8", "S8", "16", "8")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One machine instruction.  address: bytes behind the function's start.  predicate: such as P0, !P1, or None.
+
+    line: line of the .cu it was compiled from (for code of a header: the line that calls it), None if unknown.
+    """
+
+    address: int
+    opcode: str
+    operands: str
+    predicate: str | None
+    line: int | None
+
+
+def find_nvdisasm() -> Path:
+    """The disassembler: from its wheel, PATH, or a toolkit.  Raises MissingTool."""
+    for root in map(Path, sys.path):
+        for found in sorted(root.glob("nvidia/*/bin/nvdisasm"), reverse=True):
+            return found
+    homes = filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"))
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *(f"{home}/bin" for home in homes)])
+    if found := shutil.which("nvdisasm", path=path):
+        return Path(found)
+    raise MissingTool(f"nvdisasm is not installed, so there is no SASS: {cure()}")
+
+
+def disassemble(cubin: Path) -> str:
+    """The listing of every function of a cubin, with source lines.  Raises MissingTool without nvdisasm, LabError if it fails."""
+    ran = subprocess.run([find_nvdisasm(), *FLAGS, cubin], check=False, capture_output=True, text=True, errors="replace")
+    if ran.returncode:
+        said = (ran.stderr.strip() or ran.stdout.strip() or f"status {ran.returncode}").splitlines()[-1]
+        raise LabError(f"nvdisasm cannot read {cubin}: {said}; if it is older than NVRTC: {cure()}")
+    return ran.stdout
+
+
+def functions(sass: str) -> dict[str, list[Instruction]]:
+    """The instructions of every function, by its symbol, in order of address."""
+    found: dict[str, list[Instruction]] = {}
+    lines: list[tuple[str, int]] = []  # where the next instructions come from, innermost call first
+    fresh = True  # the next location starts a new list
+    current = None
+    for text in sass.splitlines():
+        if section := SECTION.match(text):
+            current, lines = found.setdefault(section[1], []), []
+        elif location := LOCATION.match(text):
+            lines = [] if fresh else lines
+            lines.append((location[1], int(location[2])))
+            fresh = False
+        elif current is not None and (instruction := INSTRUCTION.match(text)):
+            fresh = True
+            address, predicate, opcode, operands = instruction.groups()
+            line = next((number for file, number in lines if file.endswith(".cu")), None)
+            current.append(Instruction(int(address, 16), opcode, operands, predicate, line))
+    return found
+
+
+def mix(instructions: list[Instruction]) -> dict[str, int]:
+    """How many instructions of each class there are (as written, not as executed), most first.
+
+    Memory accesses keep their width (LDS.128), matrix instructions their shape (HMMA.16816), the ways to write a move are MOV;
+    the rest goes by its name without modifiers.  Padding (NOP) does not count.
+    """
+    counts = Counter(_kind(i) for i in instructions if i.opcode != "NOP")
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _kind(instruction: Instruction) -> str:
+    name, *modifiers = instruction.opcode.split(".")
+    if name in MEMORY:
+        return ".".join([name, *[m for m in modifiers if m in WIDTHS][:1]])
+    if name.endswith("MMA"):
+        return ".".join([name, *[m for m in modifiers if re.match(r"\d+", m)][:1]])
+    # ptxas spreads moves over the pipes: IMAD.MOV is one, and so is HFMA2 R, -RZ, RZ, constant
+    if name == "MOV" or modifiers[:1] == ["MOV"] or (name == "HFMA2" and re.match(r"R\d+, -RZ, RZ, ", instruction.operands)):
+        return "MOV"
+    return name
