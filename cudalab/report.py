@@ -29,7 +29,10 @@ def shape_text(shape: Mapping[str, int]) -> str:
 
 def rate_text(row: Mapping, time: str = "time_s") -> str:
     """TFLOP/s of a row (time: of ours, or "peer_time_s")."""
-    return f"{row['flops'] / row[time] / 1e12:.3g}" if row.get(time) else "-"
+    if not row.get(time):
+        return "-"
+    rate = row["flops"] / row[time] / 1e12
+    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def ratio_text(value: float | None) -> str:

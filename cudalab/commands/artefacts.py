@@ -101,7 +101,7 @@ def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
         builds.append(build.build(plan, arch or opt.DEFAULT_ARCH))
     source = list(difflib.unified_diff(*(step.source.read_text().splitlines() for step in pair), pair[0].path, pair[1].path, lineterm=""))
     launches = list(zip_longest(*([a for a in r["actions"] if a["kind"] == "launch"] for r in reports)))
-    code = {name: side_by_side(*(getattr(b, name) for b in builds)) for name, wanted in (("ptx", ptx), ("sass", sass)) if wanted}
+    code = {name: side_by_side(*map(lines, builds)) for name, lines, wanted in (("ptx", _ptx, ptx), ("sass", _sass, sass)) if wanted}
     if as_json:
         return opt.print_json(dict(steps=[step.path for step in pair], source=source,
                                    launches=[dict(before=a, after=b) for a, b in launches], **code))
@@ -131,19 +131,33 @@ def _mix(a, b) -> list:
     return [(name, left.get(name, 0), right.get(name, 0), f"{right.get(name, 0) - left.get(name, 0):+d}") for name in names]
 
 
-def side_by_side(left: str, right: str) -> list[tuple[str, str, str]]:
-    """Lines of two texts beside each other: (left, mark, right); mark: blank the same, | changed, < only left, > only right."""
-    a, b = left.expandtabs(4).splitlines(), right.expandtabs(4).splitlines()
+def _ptx(built) -> list[str]:
+    """The PTX without what only the debugger reads."""
+    code = built.ptx.partition("\n\t.section")[0].partition("\n.section")[0]
+    return [line.expandtabs(4) for line in code.splitlines() if line.strip() and not line.lstrip().startswith((".loc", ".file", "//"))]
+
+
+def _sass(built) -> list[str]:
+    """The instructions of every kernel, with the line of the .cu that each came from in front."""
+    from cudalab import sass
+    found = []
+    for symbol, instructions in sass.functions(built.sass).items():
+        found.append(f"{symbol}:")
+        found += [f"{i.line or '':>4}  {'@' + i.predicate if i.predicate else '':<5} {i.opcode} {i.operands}" for i in instructions]
+    return found
+
+
+def side_by_side(a: list[str], b: list[str]) -> list[tuple[str, str, str]]:
+    """Lines of two listings beside each other: (left, mark, right); mark: blank the same, . the same but for numbers, | changed,
+    < only left, > only right.  Numbers of registers, labels and lines differ for no reason, so they do not count when lines are paired.
+    """
+    matcher = difflib.SequenceMatcher(None, [re.sub(r"\d+", "#", x).strip() for x in a], [re.sub(r"\d+", "#", x).strip() for x in b], autojunk=False)
     lines = []
-    for kind, a0, a1, b0, b1 in difflib.SequenceMatcher(None, [_bare(x) for x in a], [_bare(x) for x in b], autojunk=False).get_opcodes():
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         for x, y in zip_longest(a[a0:a1], b[b0:b1]):
-            lines.append((x or "", " " if kind == "equal" else ">" if x is None else "<" if y is None else "|", y or ""))
+            mark = ">" if x is None else "<" if y is None else " " if x == y else "|" if kind != "equal" else "."
+            lines.append((x or "", mark, y or ""))
     return lines
-
-
-def _bare(line: str) -> str:
-    """The line without what differs for no reason: SASS addresses and spacing."""
-    return " ".join(re.sub(r"/\*[0-9a-f]+\*/", "", line).split())
 
 
 def _print_columns(lines) -> None:

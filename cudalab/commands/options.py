@@ -96,3 +96,26 @@ def note(text: str) -> None:
 def progress(work, label: str):
     """A progress bar over `work` on stderr; silent where stderr is not a terminal."""
     return click.progressbar(work, label=label, file=sys.stderr, show_pos=True)
+
+
+def with_bar(make):
+    """What make(tick) yields, with a bar on stderr that tick(done, total, what) moves: one bar for each `what`."""
+    bars = []
+
+    def tick(done, total, what):
+        if not bars or bars[-1].label != what:
+            close()
+            bars.append(click.progressbar(length=total, label=what, show_pos=True, file=sys.stderr))
+            bars[-1].__enter__()
+        bars[-1].update(done - bars[-1].pos)
+
+    def close():
+        if bars:
+            bars.pop().__exit__(None, None, None)
+
+    try:
+        for item in make(tick):
+            close()
+            yield item
+    finally:
+        close()

@@ -1,11 +1,12 @@
 """Verbs that run kernels: check, bench, tune."""
 
+import sys
 from pathlib import Path
 
 import click
 
 from cudalab.commands import options as opt
-from cudalab.errors import LabError, NoDevice, WrongResult
+from cudalab.errors import LabError, MissingTool, NoDevice, WrongResult
 
 
 @click.command()
@@ -74,7 +75,7 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
              python cli.py bench my.cu --like step5
              python cli.py bench my.cu --op sgemm --entry mm --grid "cdiv(N, 32), cdiv(M, 32)" --block "32, 32" --args "A B C M N K"
     """
-    from cudalab import gpu
+    from cudalab import gpu, peers
     settings = opt.assignments(sets)
     steps = opt.targets(target, settings, own)
     if shapes and all_shapes:
@@ -85,15 +86,22 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
             for problem in opt.problems(step.op, shapes, step.op.shapes["bench"] if all_shapes else step.op.shapes["bench"][:1])]
     for step, problem in work:
         step.plan(problem, step.config(problem, settings))  # a wrong shape or setting is said before anything is compiled or run
+    chosen = {step.op.name: [peers.find_peer(name) for name in peer_names or step.op.peers] for step in steps}
     place = gpu.backend(backend)
     if place is None:
         wanted = [name for name, given in (("--save", save), ("--against", against)) if given]
         if wanted:
             raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and there is no usable GPU here ('doctor' says why)")
         return _report_only(work, settings, arch or opt.DEFAULT_ARCH, as_json)
+    if arch not in (None, place.target):
+        raise LabError(f"{place.device.name} runs {place.target}: 'dump' and 'show' take another --arch")
     if save and own_file_shadows(steps):
         raise LabError(f"{steps[0].source.name} has the name of a step of the lab, and its rows would pass for that step's: rename it to save rows")
-    _bench(place, work, settings, peer_names, "sustained" if sustained else "steady", save, against, fail_below, seed, as_json)
+    if peer_names:  # the op's own peers may be missing, and are then named; one that was asked for may not
+        for peer in next(iter(chosen.values())):
+            if reason := peer.missing():
+                raise MissingTool(f"peer {peer.name}: {reason}")
+    _bench(place, work, settings, chosen, "sustained" if sustained else "steady", save, against, fail_below, seed, as_json)
 
 
 def own_file_shadows(steps) -> bool:
@@ -114,13 +122,12 @@ def _report_only(work, settings, arch: str, as_json: bool) -> None:
     opt.note(f"There is no usable GPU here: nothing was run, checked or timed.  This is what the compiler says for {arch}; 'doctor' says what is missing.")
 
 
-def _bench(place, work, settings, peer_names, protocol, save, against, fail_below, seed, as_json) -> None:
-    from cudalab import measure, peers, report, results
+def _bench(place, work, settings, chosen, protocol, save, against, fail_below, seed, as_json) -> None:
+    from cudalab import measure, report, results
     rows, failed = [], []
     before = results.rows(place.device.name) if against else []
     if save:
         results.append(save, [])  # a file that cannot be written is said now, not after the measuring
-    chosen = {step.op.name: _peers(step.op, peer_names, peers) for step, _ in work}
     try:
         for step, problem in work:
             label = f"{step.path} at {report.shape_text(problem)}"
@@ -129,47 +136,31 @@ def _bench(place, work, settings, peer_names, protocol, save, against, fail_belo
                 opt.note(f"{label}: with the configuration that 'tune' kept: {' '.join(f'{n}={v}' for n, v in kept.items())}")
             config = step.config(problem, {**(kept or {}), **settings})
             try:
-                with opt.progress(None, label) as bar:
-                    new = measure.bench_step(place, step, problem, config=config, peers=chosen[step.op.name], protocol=protocol, seed=seed,
-                                             progress=bar)
+                for row in opt.with_bar(lambda tick: measure.bench_step(place, step, problem, config=config, peers=chosen[step.op.name],
+                                                                        protocol=protocol, seed=seed, progress=tick, say=opt.note)):
+                    if save:
+                        results.append(save, [row])  # each as soon as it is measured
+                    rows.append(row)
             except LabError as error:
                 if len(work) == 1:
                     raise
                 failed.append(error)
                 opt.note(f"{label}: {error}")
-                continue
-            if save:
-                results.append(save, new)
-            rows += new
     finally:  # after Ctrl-C too: what was measured is shown, and is in the file already
+        found = results.changes(rows, before) if against else []
         if as_json:
-            opt.print_json(rows)
+            last = [dict(last_time_s=c.before and c.before["time_s"], last_date=c.before and c.before["date"], speed=c.speed) for c in found]
+            opt.print_json([{**row, **more} for row, more in zip(rows, last or [{}] * len(rows), strict=True)])
         elif rows:
             click.echo(report.measured(rows))
-    found = results.changes(rows, before) if against else []
-    if found and not as_json:
-        click.echo("\n" + _changes(found, report))
+            if found:
+                click.echo("\n" + _changes(found, report))
     if failed:
         raise LabError(f"{len(failed)} of {len(work)} measurements failed, the first: {failed[0]}")
     slow = results.slower(found, fail_below) if fail_below is not None else []
     if slow:
         raise LabError(f"{len(slow)} of {len(rows)} rows fell below {fail_below} of their last speed, the slowest: "
                        f"{slow[0].row['step']} at {report.shape_text(slow[0].row['shape'])}, {slow[0].speed:.3f}")
-
-
-def _peers(op, names, peers) -> list:
-    """The peers to compare with; one that is not installed is named on stderr, or is an error where it was asked for by name."""
-    found = []
-    for name in names or op.peers:
-        peer = peers.find_peer(name)
-        reason = peer.missing()
-        if reason and names:
-            raise LabError(reason)
-        if reason:
-            opt.note(f"peer {name} is left out: {reason}")
-        else:
-            found.append(peer)
-    return found
 
 
 def _changes(found, report) -> str:
@@ -198,17 +189,18 @@ def tune(target, shapes, sets, seed, as_json):
     place = gpu.backend("gpu")
     found = []
     try:
-        for problem, (legal, refused) in zip(problems, spaces):
+        for problem, (legal, refused) in zip(problems, spaces, strict=True):
             search = tuning.Search(step, problem, refused=refused)
             try:
-                with opt.progress(None, f"{step.path} at {report.shape_text(problem)}") as bar:
-                    bar.length = len(legal)
+                with click.progressbar(length=len(legal), label=f"{step.path} at {report.shape_text(problem)}", show_pos=True, file=sys.stderr) as bar:
                     search.run(place, legal, seed=seed, progress=bar.update)
             finally:  # after Ctrl-C too: the best so far is kept
                 if search.best:
                     file = results.save_tuned(step, place.device.name, problem, search.best.config, search.best.time_s)
                     opt.note(f"kept in {file}" + ("" if search.finished else " (the best so far)"))
                 found.append(search.summary())
+                for reason in search.wrong:
+                    opt.note(f"wrong result: {reason}")
     finally:
         if as_json:
             opt.print_json(found)
@@ -216,6 +208,9 @@ def tune(target, shapes, sets, seed, as_json):
             click.echo(report.table([(report.shape_text(f["shape"]), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
                                       report.time_text(f["time_s"]), report.ratio_text(f["speedup"])) for f in found if f["config"]],
                                     ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3)))
+    wrong = sum(len(f["wrong"]) for f in found)
+    if wrong:
+        raise WrongResult(f"{wrong} configurations of {step.path} compute something wrong (named above); none of them was kept")
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,123 @@
+"""What the results say of a ladder: the tables of the README, and the figures that the picture draws."""
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from cudalab import registry, report
+from cudalab.errors import BadResults
+from cudalab.spec import Op
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+LARGE_FLOPS = 1e10  # from here on a shape counts as large in the geometric mean
+
+
+def at_first_shape(op: Op, device: str, rows: Iterable[Mapping]) -> dict[str, dict[str, Mapping]]:
+    """Step id -> peer -> row, in the order of the ladder, at the op's first benchmark shape under the steady protocol."""
+    found = {step.id: {} for step in op.steps}
+    for row in _of(op, device, rows):
+        if row["shape"] == dict(op.shapes["bench"][0]) and row["step"] in found:
+            found[row["step"]][row["peer"]] = row
+    return {step: by_peer for step, by_peer in found.items() if by_peer}
+
+
+def best_by_shape(op: Op, device: str, rows: Iterable[Mapping]) -> list[dict[str, Mapping]]:
+    """For each benchmark shape that was measured, in their order: peer -> row of the fastest step there, by its time beside the first peer."""
+    rows, best = list(_of(op, device, rows)), []
+    for shape in map(dict, op.shapes["bench"]):
+        here = [row for row in rows if row["shape"] == shape]
+        first = [row for row in here if row["peer"] == op.peers[0]] or here
+        if first:
+            step = min(first, key=lambda row: row["time_s"])["step"]
+            best.append({row["peer"]: row for row in here if row["step"] == step})
+    return best
+
+
+def _of(op: Op, device: str, rows: Iterable[Mapping]):
+    steps = {step.id for step in op.steps}
+    return (r for r in rows if (r["op"], r["device"], r["protocol"], r["variant"]) == (op.name, device, "steady", None) and r["step"] in steps)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def tables(rows: Sequence[Mapping]) -> str:
+    """Markdown: for every op and device a table of its ladder and one of its best step at all shapes, each above the command that makes it."""
+    sections = []
+    for op in registry.ops().values():
+        for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
+            ladder, best = at_first_shape(op, device, rows), best_by_shape(op, device, rows)
+            if ladder:
+                sections.append(_ladder(op, device, ladder))
+            if best:
+                sections.append(_best(op, device, best))
+    return "\n\n".join(sections)
+
+
+def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]]) -> str:
+    titles = {step.id: step.header[0] for step in op.steps}
+    lines = []
+    for step, by_peer in ladder.items():
+        row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
+        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), _share(row), *_ratios(op, by_peer)))
+    head = f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step (a ratio above 1 is faster than the library):"
+    table = _markdown(lines, ("step", "idea", "time", "TFLOP/s", "share of the roof", *(f"× {peer}" for peer in op.peers)), text=2)
+    shape = "x".join(map(str, op.shapes["bench"][0].values()))
+    return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape} --save rows.jsonl && {_AFTER}`"
+
+
+def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]]) -> str:
+    lines, ratios = [], []
+    for by_peer in best:
+        row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
+        lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row), _share(row),
+                      report.rate_text(row, "peer_time_s"), *_ratios(op, by_peer)))
+        if row["flops"] >= LARGE_FLOPS and row["peer"] == op.peers[0] and row["ratio"]:
+            ratios.append(row["ratio"])
+    head = f"`{op.name}` on {device}, the fastest step at each shape ({'×'.join(op.dims)}):"
+    table = _markdown(lines, ("shape", "step", "time", "TFLOP/s", "share of the roof", f"{op.peers[0]} TFLOP/s",
+                              *(f"× {peer}" for peer in op.peers)), text=2)
+    mean = (f"\n\nGeometric mean of the ratios to {op.peers[0]} over the {len(ratios)} shapes of at least {LARGE_FLOPS / 1e9:.0f} GFLOP: "
+            f"{geometric_mean(ratios):.3f}.") if ratios else ""
+    return f"{head}\n\n{table}{mean}\n\n`python cli.py bench {op.name} --all-shapes --save rows.jsonl && {_AFTER}`"
+
+
+_AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"
+
+
+def _ratios(op: Op, by_peer: Mapping[str, Mapping]) -> list[str]:
+    return [report.ratio_text(by_peer[peer]["ratio"]) if peer in by_peer else "-" for peer in op.peers]
+
+
+def _share(row: Mapping) -> str:
+    return "-" if row["roof_share"] is None else f"{row['roof_share']:.0%} of {row['roof']}"
+
+
+def _markdown(lines: Sequence[Sequence[str]], headers: Sequence[str], text: int) -> str:
+    """A Markdown table whose first `text` columns are text and the rest right-aligned."""
+    rule = ["---" if i < text else "---:" for i in range(len(headers))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, rule, *lines))
+
+
+def with_tables(text: str, rows: Sequence[Mapping]) -> str:
+    """The README's text with the tables of `rows` between the two markers.  Raises BadResults if the markers are not there."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise BadResults(f"the file needs the lines {BEGIN} and {END}, once each and in this order, where the tables shall stand")
+    head, tail = text[:text.index(BEGIN)], text[text.index(END):]
+    return f"{head}{BEGIN}\n\n{tables(rows) or 'Nothing has been measured yet.'}\n\n{tail}"
+
+
+def write_readme(path: Path, rows: Sequence[Mapping]) -> Path:
+    """Write the tables into the file, whole or not at all.  Returns the path.  Raises BadResults."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        text = with_tables(path.read_text(encoding="utf-8"), rows)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise BadResults(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
