@@ -13,6 +13,7 @@ no larger than the scale, add up like a random walk, hence sqrt(K); one element 
 """
 
 import sys
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from cudalab.spec import DTYPES, Op, Plan, Step, Tensor, Values
 
 KINDS = ("normal", "integers")
 ELEMENT_BOUND, RMS_BOUND = 2.0, 1.0  # times u sqrt(K)
-ELEMENT_FLOOR, RMS_FLOOR = 4.0, 1.0  # times u: what a peer's own error cannot push the bounds below
+ELEMENT_FLOOR, RMS_FLOOR = 6.0, 1.0  # times u: what a peer's own error cannot push the bounds below
 PEER_FACTOR = 2.0
 LARGEST_INTEGER = 8
 EXACT = 2**24  # float32 holds every integer up to here
@@ -87,7 +88,7 @@ def compare(op: Op, problem: Values, inputs: Mapping, outputs: Mapping, *, exact
             found = f"{outputs[name].shape} of {outputs[name].dtype}" if name in outputs else "nothing"
             return Verdict(False, np.nan, np.nan, 0.0, f"{name}: {found} where {tensors[name].shape} of {tensors[name].dtype} is due",
                            "integers" if exact else "normal", problem)
-    return judge(op, problem, measure(op, inputs, outputs), exact=exact, peer_error=peer_error)
+    return judge(op, problem, error_of(op, inputs, outputs), exact=exact, peer_error=peer_error)
 
 
 def judge(op: Op, problem: Values, error: Error, *, exact: bool, peer_error: Error | None = None) -> Verdict:
@@ -110,7 +111,7 @@ def judge(op: Op, problem: Values, error: Error, *, exact: bool, peer_error: Err
     return Verdict(not reason, error.max, error.rms, bound, reason, kind, problem)
 
 
-def measure(op: Op, inputs: Mapping, outputs: Mapping, rows: int | None = None) -> Error:
+def error_of(op: Op, inputs: Mapping, outputs: Mapping, rows: int | None = None) -> Error:
     """The error of the outputs against float64, on whichever side the arrays are.
 
     rows: work through the output in blocks of that many, cut as `op.samples[0]` says, where float64 copies of everything would not fit.
@@ -139,7 +140,7 @@ def _relative(op: Op, inputs: Mapping, outputs: list) -> list:
     for output, reference, scale in zip(outputs, references, scales):
         difference = np.abs(output.astype(np.float64) - reference)
         xp = sys.modules[type(difference).__module__.split(".")[0]]
-        result.append(xp.where(difference == 0, 0.0, difference / xp.where(scale == 0, np.finfo(np.float64).tiny, scale)))
+        result.append(xp.where(difference == 0, 0.0, xp.where(scale == 0, np.inf, difference / xp.where(scale == 0, 1.0, scale))))
     return result
 
 
@@ -147,7 +148,7 @@ def _take(array, axis: int, which):
     return array[(slice(None),) * axis + (which,)]
 
 
-def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, int] = {}, seed: int = 0) -> list[Verdict]:
+def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, int] = types.MappingProxyType({}), seed: int = 0) -> list[Verdict]:
     """A verdict on the step for each kind of input, run on a backend; outputs that the step leaves unwritten are NaN there."""
     plan = step.plan(problem, step.config(problem, overrides))
     verdicts = []
@@ -157,7 +158,7 @@ def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, 
     return verdicts
 
 
-def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bool = False, peer_error: Error | None = None, seed: int = 0) -> Verdict:
+def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bool = False, seed: int = 0) -> Verdict:
     """A verdict on outputs that lie on the device (buffers: tensor name -> CuPy array), for shapes that are too large for NumPy.
 
     NumPy, in float64, checks sampled rows and columns as `op.samples` cuts them (first and last among them); CuPy, in float64, checks the whole.
@@ -171,12 +172,11 @@ def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bo
             chosen = np.unique(np.concatenate([[0, length - 1], rng.integers(0, length, SAMPLED - 2)]))
             part = {name: _take(buffers[name], cut[name], chosen) if name in cut else buffers[name] for name in tensors}
             part = {name: array.get() for name, array in part.items()}
-            error = measure(op, {n: part[n] for n in op.inputs}, {n: part[n] for n in op.outputs})
-            verdict = judge(op, problem, error, exact=exact, peer_error=None)
+            error = error_of(op, {n: part[n] for n in op.inputs}, {n: part[n] for n in op.outputs})
+            verdict = judge(op, problem, error, exact=exact)
             if not verdict:
                 return verdict
-        error = device_error(gpu, op, problem, buffers)
-    return judge(op, problem, error, exact=exact, peer_error=peer_error)
+    return judge(op, problem, device_error(gpu, op, problem, buffers), exact=exact)
 
 
 def device_error(gpu, op: Op, problem: Values, buffers: Mapping) -> Error:
@@ -188,4 +188,4 @@ def device_error(gpu, op: Op, problem: Values, buffers: Mapping) -> Error:
     gpu.require(whole + a_row, f"checking {problem} in float64")
     rows = max(1, min(length, (gpu.free_bytes() - whole) // (2 * a_row)))
     with gpu.stream:
-        return measure(op, {n: buffers[n] for n in op.inputs}, {n: buffers[n] for n in op.outputs}, rows=int(rows))
+        return error_of(op, {n: buffers[n] for n in op.inputs}, {n: buffers[n] for n in op.outputs}, rows=int(rows))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudalab import check, results, roofline
+from cudalab.devices import Device
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
@@ -98,7 +99,8 @@ def iqr(values: Sequence[float]) -> float:
 
 
 def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (), protocol: str = "steady",
-               seed: int = 0, progress: Callable[[int, int, str], None] | None = None, say: Callable[[str], None] | None = None) -> Iterator[dict]:
+               seed: int = 0, progress: Callable[[int, int, str], None] | None = None,
+               say: Callable[[str], None] | None = None) -> Iterator[dict]:
     """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
 
     config: the step's tunables, all (Values) or those that differ from its defaults.  progress(done, total, what).  say(line): what a person must
@@ -167,9 +169,9 @@ class _Bench:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)
             peer_error = check.device_error(gpu, self.op, problem, self.peer_sets[0])
-            verdict = check.judge(self.op, problem, peer_error, exact=False)
+            verdict = check.judge(self.op, problem, peer_error, exact=False, peer_error=self.before)  # a peer in TF32, say, is no peer
             if not verdict:
-                self.say(f"peer {peer.name} is left out: it computes something else: {verdict.reason}")
+                self.say(f"peer {peer.name} is left out, its result is not as exact as the step's: {verdict.reason}")
                 return None
             self._accept(check.judge(self.op, problem, self.before, exact=False, peer_error=peer_error), f"beside {peer.name}")
         for buffers in self.sets + (self.peer_sets if theirs else []):
@@ -302,23 +304,25 @@ class _Bench:
         if not verdict:
             raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}, {when}: {verdict.reason}")
 
-    # -- the row
-
     def _row(self, peer: Peer | None, theirs: Arm | None, summary: Summary, clocks, error, peer_error) -> dict:
-        plan, op, device = self.plan, self.op, self.gpu.device
-        roof, share = roofline.share(op, plan.problem, device, summary.time_s)
-        return dict(
-            op=op.name, step=plan.step.id, shape=dict(plan.problem), dtype=op.dtype, variant=None, device=device.name,
-            peer=peer and peer.name, protocol=self.protocol,
-            time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(plan.problem), bytes=op.bytes(plan.problem), roof=roof, roof_share=share,
-            peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
-            error=error.max, peer_error=peer_error and peer_error.max, peer_note=theirs and getattr(theirs.calls[0], "note", None),
-            config=dict(plan.config), seed=self.seed, source_digest=results.source_digest(plan.step),
-            sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=self._versions(peer), date=results.now())
-
-    def _versions(self, peer: Peer | None) -> dict:
         import cupy
         from cuda.bindings import nvrtc
         _, major, minor = nvrtc.nvrtcVersion()
-        return dict(cuda_driver=self.gpu.device.driver, driver=self.monitor.driver, nvrtc=f"{major}.{minor}", cupy=cupy.__version__,
-                    python=".".join(map(str, sys.version_info[:3])), peer=peer and peer.version() or None)
+        versions = dict(cuda_driver=self.gpu.device.driver, driver=self.monitor.driver, nvrtc=f"{major}.{minor}", cupy=cupy.__version__,
+                        python=".".join(map(str, sys.version_info[:3])), peer=(peer.version() or None) if peer else None)
+        return row(self.plan, self.gpu.device, peer.name if peer else None, self.protocol, summary, error=error.max,
+                   peer_error=peer_error.max if peer_error else None, peer_note=getattr(theirs.calls[0], "note", None) if theirs else None,
+                   seed=self.seed, sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=versions)
+
+
+def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Summary, *, error: float, peer_error: float | None, peer_note: str | None,
+        seed: int, sm_clock_mhz: int, power_w: float | None, temperature_c: int | None, throttle: list[str] | None, versions: dict) -> dict:
+    """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
+    op, step, problem = plan.step.op, plan.step, plan.problem
+    roof, share = roofline.share(op, problem, device, summary.time_s)
+    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer, protocol=protocol,
+                time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem), roof=roof, roof_share=share,
+                peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
+                source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c, throttle=throttle,
+                versions=versions, date=results.now())
