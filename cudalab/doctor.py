@@ -157,8 +157,8 @@ def _distribution(name: str) -> str:
 
 
 def _program(name: str) -> str:
-    places = [str(place) for pattern in ("cuda*/bin", "cuda*/compute-sanitizer") for place in sorted(Path("/usr/local").glob(pattern), reverse=True)]
-    places += [str(place) for place in sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)]
+    homes = (("/usr/local", "cuda*/bin"), ("/usr/local", "cuda*/compute-sanitizer"), ("/opt/nvidia/nsight-compute", "*"))
+    places = [str(place) for home, pattern in homes for place in sorted(Path(home).glob(pattern), reverse=True)]
     found = shutil.which(name) or shutil.which(name, path=":".join(places))
     if not found:
         raise Missing("neither on PATH nor in a toolkit's folder")

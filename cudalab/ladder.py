@@ -23,7 +23,7 @@ def at_first_shape(op: Op, device: str, rows: Iterable[Mapping]) -> dict[str, di
 
 
 def best_by_shape(op: Op, device: str, rows: Iterable[Mapping]) -> list[dict[str, Mapping]]:
-    """For each benchmark shape that was measured, in their order: peer -> row of the fastest step there, by its time beside the first peer."""
+    """For each benchmark shape that was measured, in their order: peer -> row of the step that is fastest (beside the first peer)."""
     rows, best = list(_of(op, device, rows)), []
     for shape in map(dict, op.shapes["bench"]):
         here = [row for row in rows if row["shape"] == shape]
@@ -36,7 +36,8 @@ def best_by_shape(op: Op, device: str, rows: Iterable[Mapping]) -> list[dict[str
 
 def _of(op: Op, device: str, rows: Iterable[Mapping]):
     steps = {step.id for step in op.steps}
-    return (r for r in rows if (r["op"], r["device"], r["protocol"], r["variant"]) == (op.name, device, "steady", None) and r["step"] in steps)
+    wanted = (op.name, device, "steady", None)
+    return (r for r in rows if (r["op"], r["device"], r["protocol"], r["variant"]) == wanted and r["step"] in steps)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -44,7 +45,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def tables(rows: Sequence[Mapping]) -> str:
-    """Markdown: for every op and device a table of its ladder and one of its best step at all shapes, each above the command that makes it."""
+    """Markdown: for every op and device its ladder and its best step at all shapes, each above the command that makes it."""
     sections = []
     for op in registry.ops().values():
         for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
@@ -61,8 +62,10 @@ def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]]) ->
     lines = []
     for step, by_peer in ladder.items():
         row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
-        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), _share(row), *_ratios(op, by_peer)))
-    head = f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step (a ratio above 1 is faster than the library):"
+        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), _share(row),
+                      *_ratios(op, by_peer)))
+    head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step "
+            f"(a ratio above 1 is faster than the library):")
     table = _markdown(lines, ("step", "idea", "time", "TFLOP/s", "share of the roof", *(f"× {peer}" for peer in op.peers)), text=2)
     shape = "x".join(map(str, op.shapes["bench"][0].values()))
     return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape} --save rows.jsonl && {_AFTER}`"
@@ -72,8 +75,8 @@ def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]]) -> str:
     lines, ratios = [], []
     for by_peer in best:
         row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
-        lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row), _share(row),
-                      report.rate_text(row, "peer_time_s"), *_ratios(op, by_peer)))
+        lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row),
+                      _share(row), report.rate_text(row, "peer_time_s"), *_ratios(op, by_peer)))
         if row["flops"] >= LARGE_FLOPS and row["peer"] == op.peers[0] and row["ratio"]:
             ratios.append(row["ratio"])
     head = f"`{op.name}` on {device}, the fastest step at each shape ({'×'.join(op.dims)}):"

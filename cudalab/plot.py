@@ -1,5 +1,6 @@
 """The picture of a ladder: what each step reaches at the op's first benchmark shape, with the peers as lines across."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
                 except OSError as error:
                     raise BadResults(f"cannot write into {folder}: {error.strerror}") from None
     if not files:
-        raise BadResults("no row of any op's first benchmark shape to draw: 'bench OP --save FILE' measures, 'results merge FILE' brings it in")
+        raise BadResults("nothing measured at any op's first benchmark shape: 'bench OP --save FILE' and 'results merge FILE' bring it in")
     return files
 
 
@@ -48,7 +49,7 @@ def _bars(axes, op, device: str, steps: Mapping[str, Mapping[str, Mapping]]) -> 
     bars = axes.barh(list(steps), rates, color=[BEST if rate == max(rates) else BAR for rate in rates], height=0.7)
     axes.bar_label(bars, [report.rate_text(row) for row in rows], padding=3)
     axes.invert_yaxis()
-    for peer, colour in zip(op.peers, LINES):
+    for peer, colour in zip(op.peers, itertools.cycle(LINES)):
         times = [by_peer[peer]["peer_time_s"] for by_peer in steps.values() if peer in by_peer and by_peer[peer]["peer_time_s"]]
         if times:
             rate = rows[0]["flops"] / sorted(times)[len(times) // 2] / 1e12  # the median of the peer's own measurements

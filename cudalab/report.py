@@ -8,7 +8,7 @@ from cudalab.spec import Fill, Launch, Plan
 
 
 def table(rows: Sequence[Sequence], headers: Sequence[str], left: Sequence[int] = (0,), widths: Sequence[int | None] | None = None) -> str:
-    """A plain table; numbers and texts come formatted, `left` names the columns of text, text wider than its column's `widths` is wrapped."""
+    """A plain table; numbers and texts come formatted, `left` names the columns of text, text wider than `widths` is wrapped."""
     from tabulate import tabulate
     return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=widths,
                     colalign=["left" if i in left else "right" for i in range(len(headers))] if rows else None)
@@ -123,8 +123,8 @@ def _launch(launch: Mapping) -> list[str]:
     lines = [f"launch     {launch['entry']}({', '.join(launch['args'])})",
              f"  grid     {_grid(launch['grid'])}" + (f", clusters of {_times(launch['cluster'])}" if launch["cluster"] else ""),
              f"  block    {_times(launch['block'])} threads",
-             f"  memory   {launch['registers']} registers a thread, {launch['static_smem']} + {launch['dynamic_smem']} bytes of shared memory "
-             f"(static + dynamic)",
+             f"  memory   {launch['registers']} registers a thread, {launch['static_smem']} + {launch['dynamic_smem']} bytes "
+             f"of shared memory (static + dynamic)",
              f"  spills   {launch['spill_stores']} bytes stored, {launch['spill_loads']} loaded, stack {launch['stack']}",
              f"  fits     {fits['blocks']} blocks = {fits['warps']} warps an SM, {fits['fraction']:.0%} of its warps; "
              f"limited by {', '.join(fits['limits'])}"]

@@ -1,4 +1,4 @@
-"""The search for a step's best configuration on a device at one shape: all legal ones are compiled, timed quickly, and the best timed again."""
+"""The search for a step's best configuration on a device at one shape: all legal ones are timed quickly, the best few again."""
 
 import itertools
 import math
@@ -24,8 +24,8 @@ def space(step: Step, problem: Values, settings: Mapping[str, int]) -> tuple[lis
     default = step.config(problem, settings)
     free = {name: values for name, values in step.tune.items() if name not in settings}
     if not free:
-        raise BadConfig(f"{step.path} has nothing {'left ' if step.tune else ''}to tune; it has the tunables {' '.join(step.tunables) or 'none'}")
-    combinations = [dict(zip(free, values)) for values in itertools.product(*free.values())]
+        raise BadConfig(f"{step.path} has nothing {'left ' if step.tune else ''}to tune; it searches {' '.join(step.tune) or 'no tunable'}")
+    combinations = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())]
     configs = dict.fromkeys([default, *(step.config(problem, {**settings, **values}) for values in combinations)])
     legal, reasons = [], []
     for config in configs:
@@ -89,7 +89,7 @@ class Search:
         finally:
             pool.shutdown(cancel_futures=True)
         if not self.timed:
-            raise BadConfig(f"{self.step.path} at {self.problem}: none of the {len(plans) + self.refused} configurations can run on {gpu.device.name}")
+            raise BadConfig(f"{self.step.path} at {self.problem}: none of the {self.refused} configurations can run on {gpu.device.name}")
         self._final(stand, plans[0].config)
         self.finished = True
 
@@ -118,8 +118,8 @@ class Search:
     def summary(self) -> dict:
         """What was found, for printing: config {} and times None where nothing was."""
         best = self.best
-        return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), timed=len(self.timed), refused=self.refused, wrong=self.wrong,
-                    config=dict(best.config) if best else {}, time_s=best and best.time_s, default_s=self.default_s,
+        return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), timed=len(self.timed),
+                    refused=self.refused, wrong=self.wrong, config=dict(best.config) if best else {}, time_s=best and best.time_s, default_s=self.default_s,
                     speedup=self.default_s / best.time_s if best and self.default_s else None, finished=self.finished)
 
 
@@ -136,11 +136,13 @@ class _Stand:
         one_call = sum(t.nbytes for t in self.tensors.values())
         count = measure.set_count(one_call, gpu.device.l2_bytes)
         largest = max(sum(t.nbytes for t in self._extra(plan)) for plan in plans)
-        gpu.require(count * one_call + largest + 3 * max(t.nbytes for t in self.tensors.values()), f"tuning {plans[0].step.path} at {self.problem}")
+        drawing = 3 * max(t.nbytes for t in self.tensors.values())  # CuPy draws in float64 and then rounds
+        gpu.require(count * one_call + largest + drawing, f"tuning {plans[0].step.path} at {self.problem}")
         outputs = [t for t in self.tensors.values() if t.role == "out"]
         with gpu.stream:
             rng = check.generator(seed, cupy)
-            self.sets = [{**check.draw(self.op, self.problem, "normal", rng), **gpu.allocate(outputs, str(self.problem))} for _ in range(count)]
+            self.sets = [{**check.draw(self.op, self.problem, "normal", rng), **gpu.allocate(outputs, str(self.problem))}
+                         for _ in range(count)]
         self.hold = Hold(gpu)
 
     def time(self, plan: Plan, batches: int) -> float:

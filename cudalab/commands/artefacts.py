@@ -36,7 +36,8 @@ def dump(target, everything, shapes, sets, archs, shown, as_json, **own):
     settings = opt.assignments(sets)
     steps = registry.steps() if everything else opt.targets(target, settings, own)
     archs = [a for arch in archs or (opt.DEFAULT_ARCH,) for a in (build.TARGETS if arch == "all" else (arch,))]
-    work = [(step, plan, arch) for step in steps for arch in archs if build.sm_of(arch) >= step.min_sm for plan in opt.plans(step, shapes, settings)]
+    work = [(step, plan, arch) for step in steps for arch in archs if build.sm_of(arch) >= step.min_sm
+            for plan in opt.plans(step, shapes, settings)]
     if not work:
         raise LabError(f"{steps[0].path} needs compute capability {steps[0].min_sm / 10} or later, which {' '.join(archs)} is not")
     if shown and len(work) > 1:
@@ -52,14 +53,14 @@ def dump(target, everything, shapes, sets, archs, shown, as_json, **own):
     found = [_dumped(*one) for one in made]
     if as_json:
         return opt.print_json(found)
-    click.echo(report.table([(f["step"], f["target"], k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], f["folder"])
-                             for f in found for k in f["kernels"]],
-                            ("step", "target", "kernel", "registers", "shared B", "spilled B", "folder"), left=(0, 1, 2, 6)))
+    lines = [(f["step"], f["target"], k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], f["folder"])
+             for f in found for k in f["kernels"]]
+    click.echo(report.table(lines, ("step", "target", "kernel", "registers", "shared B", "spilled B", "folder"), left=(0, 1, 2, 6)))
 
 
 def _dumped(step, plan, arch, built) -> dict:
     try:
-        built.sass  # written into the folder on first use
+        _ = built.sass  # written into the folder on first use
     except MissingTool as error:
         opt.note(f"no SASS: {error}")
     return dict(op=step.op.name, step=step.path, shape=dict(plan.problem), target=arch, folder=str(built.folder),
@@ -151,7 +152,7 @@ def side_by_side(a: list[str], b: list[str]) -> list[tuple[str, str, str]]:
     """Lines of two listings beside each other: (left, mark, right); mark: blank the same, . the same but for numbers, | changed,
     < only left, > only right.  Numbers of registers, labels and lines differ for no reason, so they do not count when lines are paired.
     """
-    matcher = difflib.SequenceMatcher(None, [re.sub(r"\d+", "#", x).strip() for x in a], [re.sub(r"\d+", "#", x).strip() for x in b], autojunk=False)
+    matcher = difflib.SequenceMatcher(None, *([re.sub(r"\d+", "#", line).strip() for line in text] for text in (a, b)), autojunk=False)
     lines = []
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         for x, y in zip_longest(a[a0:a1], b[b0:b1]):

@@ -13,7 +13,8 @@ from cudalab.errors import BadConfig, UnknownName
 DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-arch = click.option("--arch", metavar="TARGET", help=f"Compile for this target, such as sm_80, sm_89, sm_90a, sm_120a.  [default: {DEFAULT_ARCH}]")
+arch = click.option("--arch", metavar="TARGET", 
+                    help=f"Compile for this target, such as sm_80, sm_89, sm_90a, sm_120a.  [default: {DEFAULT_ARCH}]")
 shape = click.option("--shape", "shapes", multiple=True, metavar="SHAPES",
                      help='Sizes in the order of the op\'s dimensions: 4096, or "4096x4096x1024 1000".  May be repeated.')
 sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
@@ -29,7 +30,7 @@ def user_file(verb):
         click.option("--entry", help='Own .cu: the kernel, or a template instance: "gemm<128, 8>".'),
         click.option("--grid", metavar="EXPR", help='Own .cu: blocks, such as "cdiv(N, 128), cdiv(M, 128)".'),
         click.option("--block", metavar="EXPR", help='Own .cu: threads of a block, such as 256 or "32, 8".'),
-        click.option("--args", metavar="NAMES", help='Own .cu: the arguments in order, such as "A B C M N K"; numbers are passed by value.'),
+        click.option("--args", metavar="NAMES", help='Own .cu: the arguments, such as "A B C M N K"; numbers go by value.'),
         click.option("--smem", metavar="EXPR", help="Own .cu: bytes of dynamic shared memory.  [default: 0]"),
     )):
         verb = option(verb)
@@ -99,7 +100,7 @@ def progress(work, label: str):
 
 
 def with_bar(make):
-    """What make(tick) yields, with a bar on stderr that tick(done, total, what) moves: one bar for each `what`."""
+    """What make(progress=tick) yields, with a bar on stderr that tick(done, total, what) moves: one bar for each `what`."""
     bars = []
 
     def tick(done, total, what):
@@ -114,7 +115,7 @@ def with_bar(make):
             bars.pop().__exit__(None, None, None)
 
     try:
-        for item in make(tick):
+        for item in make(progress=tick):
             close()
             yield item
     finally:

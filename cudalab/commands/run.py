@@ -1,5 +1,6 @@
 """Verbs that run kernels: check, bench, tune."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -39,9 +40,9 @@ def check(target, shapes, sets, backend, seed, as_json, **own):
         if as_json:
             opt.print_json(found)
         elif found:
-            click.echo(report.table([(f"{f['op']}/{f['step']}", report.shape_text(f["shape"]), f["inputs"], "right" if f["passed"] else "WRONG",
-                                      "-" if f["error"] is None else f"{f['error']:.2e}", f"{f['bound']:.2e}", f["reason"]) for f in found],
-                                    ("step", "shape", "inputs", "result", "error", "bound", "reason"), left=(0, 1, 2, 3, 6)))
+            lines = [(f"{f['op']}/{f['step']}", report.shape_text(f["shape"]), f["inputs"], "right" if f["passed"] else "WRONG",
+                      "-" if f["error"] is None else f"{f['error']:.2e}", f"{f['bound']:.2e}", f["reason"]) for f in found]
+            click.echo(report.table(lines, ("step", "shape", "inputs", "result", "error", "bound", "reason"), left=(0, 1, 2, 3, 6)))
     wrong = [(step, verdict) for step, verdict in verdicts if not verdict]
     if wrong:
         step, verdict = wrong[0]
@@ -59,7 +60,8 @@ def check(target, shapes, sets, backend, seed, as_json, **own):
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Add the rows to this file ('results merge FILE' brings them into results/).")
 @click.option("--against", is_flag=True, help="Say what changed since the last row of the same thing in results/.")
-@click.option("--fail-below", type=float, metavar="RATIO", help="With --against: fail if a row's speed fell below this share of the last, such as 0.97.")
+@click.option("--fail-below", type=float, metavar="RATIO",
+              help="With --against: fail if a row's speed fell below this share of the last, such as 0.97.")
 @opt.arch
 @opt.backend
 @opt.seed
@@ -91,12 +93,13 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
     if place is None:
         wanted = [name for name, given in (("--save", save), ("--against", against)) if given]
         if wanted:
-            raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and there is no usable GPU here ('doctor' says why)")
+            raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and there is no usable GPU here "
+                           f"('doctor' says what is missing)")
         return _report_only(work, settings, arch or opt.DEFAULT_ARCH, as_json)
     if arch not in (None, place.target):
         raise LabError(f"{place.device.name} runs {place.target}: 'dump' and 'show' take another --arch")
     if save and own_file_shadows(steps):
-        raise LabError(f"{steps[0].source.name} has the name of a step of the lab, and its rows would pass for that step's: rename it to save rows")
+        raise LabError(f"{steps[0].source.name} has the name of a step, and its rows would pass for that step's: rename it to save rows")
     if peer_names:  # the op's own peers may be missing, and are then named; one that was asked for may not
         for peer in next(iter(chosen.values())):
             if reason := peer.missing():
@@ -119,7 +122,8 @@ def _report_only(work, settings, arch: str, as_json: bool) -> None:
         opt.print_json([dict(one, ran=False) for one in reports])
     else:
         click.echo("\n\n".join(report.static(one) for one in reports))
-    opt.note(f"There is no usable GPU here: nothing was run, checked or timed.  This is what the compiler says for {arch}; 'doctor' says what is missing.")
+    opt.note(f"There is no usable GPU here: nothing was run, checked or timed.  "
+             f"This is what the compiler says for {arch}; 'doctor' says what is missing.")
 
 
 def _bench(place, work, settings, chosen, protocol, save, against, fail_below, seed, as_json) -> None:
@@ -136,8 +140,9 @@ def _bench(place, work, settings, chosen, protocol, save, against, fail_below, s
                 opt.note(f"{label}: with the configuration that 'tune' kept: {' '.join(f'{n}={v}' for n, v in kept.items())}")
             config = step.config(problem, {**(kept or {}), **settings})
             try:
-                for row in opt.with_bar(lambda tick: measure.bench_step(place, step, problem, config=config, peers=chosen[step.op.name],
-                                                                        protocol=protocol, seed=seed, progress=tick, say=opt.note)):
+                measuring = functools.partial(measure.bench_step, place, step, problem, config=config, peers=chosen[step.op.name],
+                                              protocol=protocol, seed=seed, say=opt.note)
+                for row in opt.with_bar(measuring):
                     if save:
                         results.append(save, [row])  # each as soon as it is measured
                     rows.append(row)
@@ -149,7 +154,8 @@ def _bench(place, work, settings, chosen, protocol, save, against, fail_below, s
     finally:  # after Ctrl-C too: what was measured is shown, and is in the file already
         found = results.changes(rows, before) if against else []
         if as_json:
-            last = [dict(last_time_s=c.before and c.before["time_s"], last_date=c.before and c.before["date"], speed=c.speed) for c in found]
+            last = [dict(last_time_s=c.before and c.before["time_s"], last_date=c.before and c.before["date"], speed=c.speed)
+                    for c in found]
             opt.print_json([{**row, **more} for row, more in zip(rows, last or [{}] * len(rows), strict=True)])
         elif rows:
             click.echo(report.measured(rows))
@@ -165,7 +171,8 @@ def _bench(place, work, settings, chosen, protocol, save, against, fail_below, s
 
 def _changes(found, report) -> str:
     lines = [(f"{c.row['op']}/{c.row['step']}", report.shape_text(c.row["shape"]), c.row["peer"] or "-", report.time_text(c.row["time_s"]),
-              report.time_text(c.before["time_s"]) if c.before else "-", report.ratio_text(c.speed), c.before["date"] if c.before else "never measured")
+              report.time_text(c.before["time_s"]) if c.before else "-", report.ratio_text(c.speed),
+              c.before["date"] if c.before else "never measured")
              for c in found]
     return report.table(lines, ("step", "shape", "peer", "time", "last time", "speed", "last measured"), left=(0, 1, 2, 6))
 
@@ -192,7 +199,8 @@ def tune(target, shapes, sets, seed, as_json):
         for problem, (legal, refused) in zip(problems, spaces, strict=True):
             search = tuning.Search(step, problem, refused=refused)
             try:
-                with click.progressbar(length=len(legal), label=f"{step.path} at {report.shape_text(problem)}", show_pos=True, file=sys.stderr) as bar:
+                label = f"{step.path} at {report.shape_text(problem)}"
+                with click.progressbar(length=len(legal), label=label, show_pos=True, file=sys.stderr) as bar:
                     search.run(place, legal, seed=seed, progress=bar.update)
             finally:  # after Ctrl-C too: the best so far is kept
                 if search.best:
@@ -205,9 +213,9 @@ def tune(target, shapes, sets, seed, as_json):
         if as_json:
             opt.print_json(found)
         else:
-            click.echo(report.table([(report.shape_text(f["shape"]), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
-                                      report.time_text(f["time_s"]), report.ratio_text(f["speedup"])) for f in found if f["config"]],
-                                    ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3)))
+            lines = [(report.shape_text(f["shape"]), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
+                      report.time_text(f["time_s"]), report.ratio_text(f["speedup"])) for f in found if f["config"]]
+            click.echo(report.table(lines, ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3)))
     wrong = sum(len(f["wrong"]) for f in found)
     if wrong:
         raise WrongResult(f"{wrong} configurations of {step.path} compute something wrong (named above); none of them was kept")

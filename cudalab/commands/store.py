@@ -12,7 +12,8 @@ from cudalab.errors import LabError
 @click.option("--step", "wanted", metavar="STEP|OP", help="Only rows of this step or op.")
 @click.option("--device", metavar="TEXT", help="Only rows of devices whose name holds this.")
 @click.option("--readme", is_flag=False, flag_value="", metavar="[FILE]", help="Write the tables between the markers of README.md.")
-@click.option("--plot", is_flag=False, flag_value="", metavar="[FOLDER]", help="Draw each ladder against its peers, as SVG and PNG, into docs/.")
+@click.option("--plot", is_flag=False, flag_value="", metavar="[FOLDER]",
+              help="Draw each ladder against its peers, as SVG and PNG, into docs/.")
 @opt.as_json
 @click.pass_context
 def results(ctx, wanted, device, readme, plot, as_json):
@@ -74,12 +75,14 @@ def doctor(as_json):
 
     Example: python cli.py doctor
     """
+    import dataclasses
+
     from cudalab import doctor as examination
     from cudalab import report
     findings = examination.examine()
     if as_json:
-        return opt.print_json([dict(what=f.what, found=f.found, detail=f.detail, install=f.install, needed_for=f.needed_for) for f in findings])
-    click.echo(report.table([(f.what, "found" if f.found else "missing", f.detail, "" if f.found else f.install, f.needed_for) for f in findings],
-                            ("what", "", "which", "to install", "needed for"), left=(0, 1, 2, 3, 4), widths=(None, None, 46, 44, 30)))
+        return opt.print_json(dict(findings=[dataclasses.asdict(f) for f in findings], warnings=examination.warnings()))
+    lines = [(f.what, "found" if f.found else "missing", f.detail, "" if f.found else f.install, f.needed_for) for f in findings]
+    click.echo(report.table(lines, ("what", "", "which", "to install", "needed for"), left=(0, 1, 2, 3, 4), widths=(None, None, 46, 44, 30)))
     for warning in examination.warnings():
         opt.note(f"Warning: {warning}")
