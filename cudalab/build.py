@@ -26,13 +26,14 @@ COMMON = KERNELS / "common"
 FORMAT = 1  # of kernel.json; raise it when what it holds changes
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+PARAM = re.compile(r"\.param(?:\s+\.align\s+\d+)?\s+\.(\w+)(?:\s+\.\w+(?:\s+\d+)?)*\s+[\w$]+(?:\[(\d+)\])?")
 KINDS = {"f32": "f32", "f64": "f64", "u64": "ptr", "s64": "ptr", "b64": "ptr", "u32": "i32", "s32": "i32", "b32": "b32",
          "u16": "i16", "s16": "i16", "b16": "i16", "f16": "f16", "u8": "i8", "s8": "i8", "b8": "i8"}  # PTX type -> Param.kind
 
 
 @dataclass(frozen=True)
 class Param:
-    """A kernel parameter.  kind: ptr (an address or any 64-bit integer: PTX does not tell them apart), i32, f32, …, bytes; size in bytes."""
+    """A kernel parameter of `size` bytes.  kind: ptr (an address or any 64-bit integer: PTX does not tell which), i32, f32, …, bytes."""
 
     kind: str
     size: int
@@ -168,9 +169,9 @@ def verify(build: Build, plan: Plan) -> None:
         if smem > limits(sm).smem_per_block:
             raise BadLaunch(f"{launch.entry} needs {smem} bytes of shared memory a block; {build.target} has {limits(sm).smem_per_block}")
         if not occupancy(sm, threads, kernel.registers, smem).blocks:
-            raise BadLaunch(f"{launch.entry}: {threads} threads of {kernel.registers} registers are more than an SM of {build.target} holds")
+            raise BadLaunch(f"{launch.entry}: {threads} threads of {kernel.registers} registers are more than {build.target} holds")
         if launch.cluster and (sm < 90 or any(size % part for size, part in zip(launch.grid, launch.cluster))):
-            raise BadLaunch(f"{launch.entry}: clusters of {launch.cluster} need sm_90 or later and a grid that they divide, not {launch.grid}")
+            raise BadLaunch(f"{launch.entry}: clusters of {launch.cluster} need sm_90 and a grid that they divide, not {launch.grid}")
 
 
 def _verify_arguments(kernel: Kernel, args: tuple[Pointer | Scalar, ...]) -> None:
@@ -194,27 +195,27 @@ def _scalar_kinds(dtype: str, size: int) -> tuple[str, ...]:
 
 
 def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Path]]:
-    """Every header that a source includes, directly or not, with its digest, and the include folders in order.
+    """What the key must know of the headers that a source includes, directly or not, and the include folders in order.
 
-    CUDA's own are looked for only when an include is found in neither of our folders, so a lean kernel compiles without them.
+    Ours go by their digest.  CUDA's own are looked for only when an include is found in neither of our folders, so a lean kernel
+    compiles without them; they go by the time their folder last changed, as by an upgrade: reading them all takes up to 0.4 s.
     """
-    folders, found, toolkit = [source.parent, COMMON], {}, False
+    ours, found, outside = (source.parent, COMMON), {}, False
     pending = [(source, text)]
     while pending:
         including, content = pending.pop()
         for quoted, angled in INCLUDE.findall(content.decode(errors="replace")):
-            name = quoted or angled
-            places = [including.parent, *folders] if quoted else folders
-            path = next((place / name for place in places if (place / name).is_file()), None)
-            if path is None and not toolkit:
-                toolkit = True
-                folders += nvrtc.include_folders()
-                path = next((place / name for place in folders if (place / name).is_file()), None)
-            if path is not None and (path := Path(os.path.normpath(path))) not in found:
+            places = (including.parent, *ours) if quoted else ours
+            path = next((place / (quoted or angled) for place in places if (place / (quoted or angled)).is_file()), None)
+            if path is None:
+                outside = True
+            elif (path := Path(os.path.normpath(path))) not in found:
                 header = path.read_bytes()
                 found[path] = _digest(header)
                 pending.append((path, header))
-    return [(str(path), digest) for path, digest in sorted(found.items())], folders
+    toolkit = nvrtc.include_folders() if outside else ()
+    known = [(str(path), digest) for path, digest in sorted(found.items())]
+    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [*ours, *toolkit]
 
 
 def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:
@@ -237,7 +238,7 @@ def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:
     for symbol, params, directives in re.findall(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?(.*?)\{", ptx, re.DOTALL):
         used = resources.get(symbol)
         if used is None or used["registers"] is None or used["stack"] is None:
-            raise CompileError(f"ptxas of NVRTC {nvrtc.version()} reports no registers for '{symbol}': the lab cannot read this version's log")
+            raise CompileError(f"the lab cannot read the ptxas log of NVRTC {nvrtc.version()}: no registers of '{symbol}' in it")
         threads = re.search(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives)
         name = _plain_name(symbol)
         kernels.append(Kernel(
@@ -256,7 +257,7 @@ def _plain_name(symbol: str) -> str:
 
 
 def _param(declaration: str) -> Param:
-    kind, size = re.fullmatch(r"\.param(?:\s+\.align\s+\d+)?\s+\.(\w+)(?:\s+\.\w+(?:\s+\d+)?)*\s+[\w$]+(?:\[(\d+)\])?", declaration.strip()).groups()
+    kind, size = PARAM.fullmatch(declaration.strip()).groups()
     return Param("bytes", int(size)) if size else Param(KINDS[kind], int(re.sub(r"\D", "", kind)) // 8)
 
 
@@ -264,7 +265,7 @@ def _refuse_slow_code(step: Step, kernels, log: str, folder: Path) -> None:
     """Raises Spills or CompileError for code that works but that a step must not be: spilled registers, serialised wgmma."""
     for kernel in kernels:
         if (kernel.spill_stores or kernel.spill_loads) and not step.spills:
-            raise Spills(f"{step.path}: {kernel.entry} spills {kernel.spill_stores} bytes of stores and {kernel.spill_loads} of loads a thread "
+            raise Spills(f"{step.path}: {kernel.entry} spills {kernel.spill_stores} bytes stored and {kernel.spill_loads} loaded a thread "
                          f"at {kernel.registers} registers: take a smaller tile or looser __launch_bounds__ (code in {folder})")
     if warning := re.search(r".*wgmma.* serialized.*", log):
         raise CompileError(f"{step.path}: {warning[0].strip()} (code in {folder})")

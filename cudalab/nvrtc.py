@@ -11,8 +11,8 @@ from cudalab.errors import BadConfig, BadLaunch, CompileError, LabError, Missing
 from cudalab.installed import NVRTC, cure, versions
 
 HOST_CODE = (  # what only a host compiler understands, as a person would name it
-    re.compile(r'#\s*include\s*[<"](?:iostream|fstream|sstream|iomanip|vector|string|array|map|memory|random|chrono|thread|algorithm|numeric|'
-               r'functional|cstdio|cstdlib|cstring|cmath|cassert|cfloat|climits|std(?:io|lib)\.h|string\.h|math\.h|assert\.h|time\.h|'
+    re.compile(r'#\s*include\s*[<"](?:iostream|fstream|sstream|iomanip|vector|string|map|memory|random|chrono|thread|algorithm|'
+               r'array|numeric|functional|cstdio|cstdlib|cstring|cmath|cassert|cfloat|climits|std(?:io|lib)\.h|string\.h|math\.h|assert\.h|time\.h|'
                r'cuda\.h|cuda_runtime(?:_api)?\.h|device_launch_parameters\.h|cublas\w*\.h|curand\.h|helper_\w+\.h)[>"]'),
     re.compile(r"<<<"),
     re.compile(r"\bmain\s*\("),
@@ -107,7 +107,7 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
         raise MissingTool(f"cuda-python is not installed, so nothing can be compiled: {cure()}") from None
     _, major, minor = _library()
     if _major_minor() != (str(major), str(minor)):
-        raise MissingTool(f"the installed NVRTC wheel is {version()} but {major}.{minor} was loaded: keep one CUDA line in this environment")
+        raise MissingTool(f"the NVRTC wheel is {version()} but {major}.{minor} was loaded: keep one CUDA line in this environment")
     ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
 
     def call(function, *arguments):

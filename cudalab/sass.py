@@ -16,7 +16,8 @@ FLAGS = ("-gi", "-c")  # source lines through inlined functions; code only
 SECTION = re.compile(r"\s*\.section\s+\.text\.([^\s,]+)")
 LOCATION = re.compile(r'\s*//## File "([^"]+)", line (\d+)')
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
-MEMORY = ("LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "LDGSTS", "LDC", "LDCU", "ULDC", "LDSM", "STSM", "RED", "ATOMG", "ATOMS", "ATOM")
+MEMORY = ("LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "LDGSTS", "LDC", "LDCU", "ULDC", "LDSM", "STSM", "RED", "ATOM",
+          "ATOMG", "ATOMS")
 WIDTHS = ("128", "64", "U16", "S16", "U8", "S8", "16", "8")
 
 

@@ -14,7 +14,8 @@ op = Op("toy", title="C = A", dims=("N",), inputs=dict(A="N"), outputs=dict(C="N
         flops=lambda p: p.N, bytes=lambda p: 8 * p.N, samples=(), peers=(), shapes={})
 
 
-def plan(folder: Path, text: str = COPY, *, entries=("copy",), block=256, args="A C N", smem=0, spills=False, cluster=None, **config) -> Plan:
+def plan(folder: Path, text: str = COPY, *, entries=("copy",), block=256, args="A C N", smem=0, spills=False, cluster=None,
+         **config) -> Plan:
     """The plan of N = 1000 for a source with this text, written to `folder`/kernel.cu."""
     source = folder / "kernel.cu"
     source.write_text(text)
