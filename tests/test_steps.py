@@ -1,0 +1,187 @@
+"""Every step of every ladder, as data and as text: launches, tunables, and what its `.cu` promises a reader.  No GPU, no compiler."""
+
+import itertools
+import math
+import re
+
+import pytest
+
+from cudalab import registry
+from cudalab.errors import BadConfig, LabError
+from cudalab.expressions import cdiv
+from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
+
+STEPS = registry.steps()
+CASES = [pytest.param(step, problem, id=f"{step.path}-{'x'.join(map(str, problem.values()))}")
+         for step in STEPS for problem in dict.fromkeys(itertools.chain(*step.op.shapes.values()))]
+SGEMM = [step for step in STEPS if step.op.name == "sgemm"]
+NUMBERS_OF_RESULTS = re.compile(r"\d\s*(%|x\b|times|TFLOP|GFLOP|[GTMk]B/s|ms|µs|registers)", re.IGNORECASE)
+every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.path)
+
+
+def signature(step, entry):
+    """Parameters of a kernel as its source writes them: [(is a pointer, name)]."""
+    found = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)\s*\{{", step.source.read_text())
+    assert found, f"{step.source} has no kernel {entry}"
+    return [("*" in parameter, re.findall(r"\w+", parameter)[-1]) for parameter in found[1].split(",")]
+
+
+def comment_of(lines, at):
+    """The comment on a line or just above it."""
+    return "//" in lines[at] or lines[at - 1].lstrip().startswith("//")
+
+
+# What is launched
+
+@pytest.mark.parametrize("step, problem", CASES)
+def test_launches_fit_the_kernel(step, problem):
+    """Arguments agree with the source's parameters by name and kind; pointers stay inside their buffers."""
+    plan = step.plan(problem)
+    assert plan.launches
+    for launch in plan.launches:
+        parameters = signature(step, launch.entry)
+        assert [isinstance(a, Pointer) for a in launch.args] == [pointer for pointer, _ in parameters]
+        for argument, (_, name) in zip(launch.args, parameters):
+            if isinstance(argument, Pointer):
+                assert 0 <= argument.offset < plan.tensors[argument.name].elements
+                assert argument.name == name or argument.name not in step.op.tensors(problem)
+            elif name in problem:
+                assert (argument.dtype, argument.value) == ("i32", problem[name])
+        assert 0 <= launch.smem <= 227 * 1024, "more dynamic shared memory than any block can have"
+
+
+@pytest.mark.parametrize("step, problem", CASES)
+def test_outputs_are_written(step, problem):
+    """Every output of the op is an argument of some launch."""
+    plan = step.plan(problem)
+    passed = {a.name for launch in plan.launches for a in launch.args if isinstance(a, Pointer)}
+    assert passed >= set(step.op.outputs)
+
+
+@pytest.mark.parametrize("step, problem", [case for case in CASES if case.values[0] in SGEMM])
+def test_sgemm_blocks_cover_the_output(step, problem):
+    """A step that names no other way of sharing out the work launches exactly one block a tile, one thread for its TM x TN outputs."""
+    config = step.config(problem)
+    launch = step.plan(problem).launches[0]
+    if {"SPLITS", "WORKERS"} & set(config):
+        pytest.skip("its blocks do not each own a whole tile")
+    assert math.prod(launch.grid) == cdiv(problem.M, config.BM) * cdiv(problem.N, config.BN)
+    assert math.prod(launch.block) * config.get("TM", 1) * config.get("TN", 1) == config.BM * config.BN
+
+
+@pytest.mark.parametrize("step", SGEMM, ids=lambda step: step.path)
+@pytest.mark.parametrize("long", "MNK")
+def test_sgemm_takes_the_longest_shapes(step, long):
+    """Any shape whose tensors can be indexed can be launched, however long one dimension is."""
+    assert step.plan(step.op.problem({dim: MAX_ELEMENTS if dim == long else 1 for dim in "MNK"})).launches
+    with pytest.raises(LabError):
+        step.op.problem({dim: MAX_ELEMENTS + 1 if dim == long else 1 for dim in "MNK"})
+
+
+# Tunables
+
+@every_step
+def test_tunables_reach_the_source(step):
+    code = re.sub(r"//.*", "", step.source.read_text())
+    for name in step.tunables:
+        assert re.search(rf"\b{name}\b", code), f"{step.source.name} never uses {name}"
+
+
+@every_step
+def test_tune_space_is_small_and_holds_the_default(step):
+    for problem in step.op.shapes["bench"]:
+        default = step.config(problem)
+        for name, values in step.tune.items():
+            assert name in step.tunables and len(set(values)) == len(values)
+            assert default[name] in values
+    assert math.prod(map(len, step.tune.values())) <= 512, "more configurations than a person waits for"
+
+
+@every_step
+def test_unknown_tunable_is_refused(step):
+    with pytest.raises(BadConfig, match="NOSUCH"):
+        step.config(step.op.shapes["bench"][0], {"NOSUCH": 1})
+
+
+@pytest.mark.parametrize("step", [s for s in SGEMM if "VEC_N" in s.tunables], ids=lambda step: step.path)
+@pytest.mark.parametrize("N, widest", [(4096, 4), (4098, 2), (4097, 1)])
+def test_sgemm_vectors_stay_aligned(step, N, widest):
+    problem = step.op.problem(dict(M=64, N=N, K=64))
+    assert step.config(problem)["VEC_N"] == widest
+    for floats in (1, 2, 4, 3, 8, 0):
+        config = step.config(problem, {"VEC_N": floats})
+        if floats in (1, 2, 4) and floats <= widest:
+            assert step.plan(problem, config).config["VEC_N"] == floats
+        else:
+            with pytest.raises(BadConfig, match=f"VEC_N={floats}"):
+                step.plan(problem, config)
+
+
+# What the source tells its reader
+
+@every_step
+def test_source_fits_on_the_table(step):
+    lines = step.source.read_text().splitlines()
+    assert len(lines) <= 200 and max(map(len, lines)) <= 140
+
+
+@every_step
+def test_header_explains_the_step(step):
+    """A title, then what was before, what is now, how a block's work is laid out, and what limits it."""
+    title, prose = step.header
+    first = step is min(step.op.steps, key=lambda s: s.number)
+    assert 10 <= len(title) <= 120 and "block" in prose.lower()
+    assert step.source.read_text().splitlines()[0].endswith(".")
+    for heading in ("Limited now by:",) if first else ("Before:", "Now:", "Limited now by:"):
+        assert prose.count(heading) == 1, f"{step.source.name}: '{heading}' stands {prose.count(heading)} times in its header"
+
+
+@every_step
+def test_header_states_no_number_of_another_place(step):
+    """Values of tunables belong to the step function, results to the benchmark; prose repeats neither."""
+    prose = re.sub(r"steps? \d+", "", "\n".join(step.header))
+    assert not NUMBERS_OF_RESULTS.search(prose), NUMBERS_OF_RESULTS.search(prose)
+    owned = {str(step.config(problem)[name]) for problem in step.op.shapes["bench"] for name in step.tunables if not name.startswith("VEC")}
+    assert not owned & set(re.findall(r"(?<![\w*.-])\d+(?![\w*.-])", prose)) - {"1", "2", "4"}
+
+
+@every_step
+def test_named_steps_exist(step):
+    """A header's "see step N" is a step of the same ladder, and never this one."""
+    named = {int(n) for n in re.findall(r"\bsteps? (\d+)", "\n".join(step.header))}
+    assert named <= {s.number for s in step.op.steps} - {step.number}
+
+
+@every_step
+def test_barriers_name_their_hazard(step):
+    lines = step.source.read_text().splitlines()
+    for at, line in enumerate(lines):
+        if re.search(r"__syncthreads\(|__syncwarp\(|bar\.sync", line):
+            assert comment_of(lines, at), f"{step.source.name}:{at + 1}: a barrier without a comment"
+
+
+@every_step
+def test_kernels_bound_their_blocks_and_asserts_speak(step):
+    code = re.sub(r"//.*", "", step.source.read_text())
+    kernels = re.findall(r"__global__\s+void([^{]*)\{", code)
+    assert kernels and all("__launch_bounds__" in head for head in kernels)
+    for assertion in re.findall(r"static_assert\(.*", code):
+        assert re.search(r',\s*"[^"]{8,}"\);$', assertion.rstrip()), f"{step.source.name}: no readable message: {assertion}"
+
+
+def test_every_source_is_a_step():
+    """No `.cu` lies about that no step owns, no number stands twice, and every name leads back to its step."""
+    folders = {step.op.name for step in STEPS}
+    assert {s for folder in folders for s in (KERNELS / folder).glob("*.cu")} == {step.source for step in STEPS}
+    for op in registry.ops().values():
+        numbers = [step.number for step in op.steps]
+        assert numbers == sorted(set(numbers))
+    for step in STEPS:
+        assert registry.resolve(step.path) is step
+
+
+def test_shapes_are_awkward_enough():
+    """The check shapes of every op hold one with a dimension of 1 and one whose dimensions are all odd."""
+    for op in registry.ops().values():
+        problems = op.shapes["check"]
+        assert any(min(p.values()) == 1 for p in problems) and any(all(v % 2 for v in p.values()) for p in problems)
