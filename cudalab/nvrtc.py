@@ -13,7 +13,8 @@ from cudalab.installed import NVRTC, cure, versions
 HOST_CODE = (  # what only a host compiler understands, as a person would name it
     re.compile(r'#\s*include\s*[<"](?:iostream|fstream|sstream|iomanip|vector|string|map|memory|random|chrono|thread|algorithm|'
                r'array|numeric|functional|cstdio|cstdlib|cstring|cmath|cassert|cfloat|climits|std(?:io|lib)\.h|'
-               r'string\.h|math\.h|assert\.h|time\.h|cuda\.h|cuda_runtime(?:_api)?\.h|device_launch_parameters\.h|cublas\w*\.h|curand\.h|helper_\w+\.h)[>"]'),
+               r'string\.h|math\.h|assert\.h|time\.h|cuda\.h|cuda_runtime(?:_api)?\.h|device_launch_parameters\.h|'
+               r'cublas\w*\.h|curand\.h|helper_\w+\.h)[>"]'),
     re.compile(r"<<<"),
     re.compile(r"\bmain\s*\("),
     re.compile(r"\bcuda(?!GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)[A-Z]\w*\s*\("),
