@@ -4,8 +4,8 @@
 // Now: one thread loads it from global memory, BN (or BM) threads read it from shared memory.
 // A block owns a BM x BN tile of C and walks along K in slices of BK: load a slice, wait, multiply it, wait. Thread
 // (ty, tx) owns row ty and column tx of the tile.
-// Limited now by: shared-memory reads. A multiply-add still reads a float of each tile, so the load pipe, not the
-// multiply-add pipe, sets the pace (see step 4).
+// Limited now by: shared-memory reads. A multiply-add still takes a float of each tile (those of A, which lie along k, can
+// come several to an instruction), so the load pipe, not the multiply-add pipe, sets the pace (see step 4).
 
 constexpr int THREADS = BM * BN;
 constexpr int PASS_A = THREADS / BK, PASS_B = THREADS / BN;  // rows of a slice that the threads load at once

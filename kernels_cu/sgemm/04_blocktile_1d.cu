@@ -5,7 +5,7 @@
 // so each element is fetched from global memory fewer times.
 // A block owns a BM x BN tile of C and walks along K in slices of BK. Thread (ty, tx) owns rows ty*TM.. and column tx of
 // the tile; the threads of a warp share their rows, so they read A from one address.
-// Limited now by: shared-memory reads still, one of A for every multiply-add (see step 5).
+// Limited now by: shared-memory reads still, a float of A for every multiply-add (see step 5).
 
 constexpr int THREADS = BM / TM * BN;
 constexpr int PASS_A = THREADS / BK, PASS_B = THREADS / BN;  // rows of a slice that the threads load at once

@@ -5,8 +5,8 @@
 // Now: TM + TN shared reads, held in registers, feed TM * TN multiply-adds.
 // A block owns a BM x BN tile of C and walks along K in slices of BK. Thread (ty, tx) owns rows ty*TM.. and columns
 // tx*TN.. of the tile.
-// Limited now by: instructions that move one float each between global and shared memory, and a tile of A that lies
-// across the direction in which it is read (see step 6).
+// Limited now by: instructions that move one float each between global and shared memory, and a tile of A that lies along
+// k: to read it four floats at a time, as it does B, the compiler keeps four k of TM rows in registers (see step 6).
 
 constexpr int THREADS = (BM / TM) * (BN / TN);
 constexpr int PASS_A = THREADS / BK, PASS_B = THREADS / BN;  // rows of a slice that the threads load at once

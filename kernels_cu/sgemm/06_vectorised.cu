@@ -1,10 +1,10 @@
 // Vectorised loads and stores, and a transposed tile of A.
 //
 // Before: every instruction between global and shared memory moved one float, and a thread gathered its column of A
-// from TM rows of the shared tile.
+// from TM rows of the shared tile, several k at once to save instructions, at the price of registers.
 // Now: rows of A move VEC_K floats at a time, rows of B and C VEC_N (four wherever the shape keeps them aligned), and A
-// is turned on its way into shared memory, so that a thread reads its column of A, like its row of B, four floats an
-// instruction, in whichever order the k loop wants them.
+// is turned on its way into shared memory, so that a thread reads the column of A for one k, like the row of B, four
+// floats an instruction.
 // A block owns a BM x BN tile of C and walks along K in slices of BK. Thread (ty, tx) owns rows ty*TM.. and columns
 // tx*TN.. of the tile.
 // Limited now by: bank conflicts. Neighbouring threads read B from addresses TN floats apart, which leaves part of the
