@@ -25,8 +25,8 @@ class Lab(click.Group):
 
 @click.group(cls=Lab, context_settings=dict(help_option_names=["-h", "--help"], max_content_width=110))
 @click.version_option(__version__)
-@click.option("--dumps", type=click.Path(file_okay=False), metavar="DIR", help="Where builds lie.  [default: dumps/, or $CUDALAB_DUMPS]")
-@click.option("--results", type=click.Path(file_okay=False), metavar="DIR", help="Where rows lie.  [default: results/, or $CUDALAB_RESULTS]")
+@click.option("--dumps", type=click.Path(file_okay=False), metavar="DIR", help="Where builds lie.  [default: dumps/, $CUDALAB_DUMPS]")
+@click.option("--results", type=click.Path(file_okay=False), metavar="DIR", help="Where rows lie.  [default: results/, $CUDALAB_RESULTS]")
 def main(dumps, results):
     """A GPU kernel lab: every step of a ladder is one .cu file, checked, timed and compared with the best library.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cudalab import registry, report
 from cudalab.errors import BadResults
+from cudalab.results import slug
 from cudalab.spec import Op
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -44,12 +45,19 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def tables(rows: Sequence[Mapping]) -> str:
-    """Markdown: for every op and device its ladder and its best step at all shapes, each above the command that makes it."""
+def tables(rows: Sequence[Mapping], pictures: Path | None = None) -> str:
+    """Markdown: for every op and device its ladder and its best step at all shapes, each above the command that makes it.
+
+    pictures: a folder; where it holds the picture of a ladder (see `plot`), that stands before the tables, by its name in that folder's parent.
+    """
     sections = []
     for op in registry.ops().values():
         for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
             ladder, best = at_first_shape(op, device, rows), best_by_shape(op, device, rows)
+            picture = f"{op.name}-{slug(device)}.svg"
+            if ladder and pictures and (pictures / picture).exists():
+                sections.append(f"![{op.name}: every step beside its peers on {device}]({pictures.name}/{picture})\n\n"
+                                f"`python cli.py results --plot`")
             if ladder:
                 sections.append(_ladder(op, device, ladder))
             if best:
@@ -104,19 +112,19 @@ def _markdown(lines: Sequence[Sequence[str]], headers: Sequence[str], text: int)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, rule, *lines))
 
 
-def with_tables(text: str, rows: Sequence[Mapping]) -> str:
+def with_tables(text: str, rows: Sequence[Mapping], pictures: Path | None = None) -> str:
     """The README's text with the tables of `rows` between the two markers.  Raises BadResults if the markers are not there."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise BadResults(f"the file needs the lines {BEGIN} and {END}, once each and in this order, where the tables shall stand")
     head, tail = text[:text.index(BEGIN)], text[text.index(END):]
-    return f"{head}{BEGIN}\n\n{tables(rows) or 'Nothing has been measured yet.'}\n\n{tail}"
+    return f"{head}{BEGIN}\n\n{tables(rows, pictures) or 'Nothing has been measured yet.'}\n\n{tail}"
 
 
 def write_readme(path: Path, rows: Sequence[Mapping]) -> Path:
     """Write the tables into the file, whole or not at all.  Returns the path.  Raises BadResults."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        text = with_tables(path.read_text(encoding="utf-8"), rows)
+        text = with_tables(path.read_text(encoding="utf-8"), rows, path.parent / "docs")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:

@@ -13,7 +13,7 @@ from cudalab.errors import BadConfig, UnknownName
 DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-arch = click.option("--arch", metavar="TARGET", 
+arch = click.option("--arch", metavar="TARGET",
                     help=f"Compile for this target, such as sm_80, sm_89, sm_90a, sm_120a.  [default: {DEFAULT_ARCH}]")
 shape = click.option("--shape", "shapes", multiple=True, metavar="SHAPES",
                      help='Sizes in the order of the op\'s dimensions: 4096, or "4096x4096x1024 1000".  May be repeated.')

@@ -83,6 +83,6 @@ def doctor(as_json):
     if as_json:
         return opt.print_json(dict(findings=[dataclasses.asdict(f) for f in findings], warnings=examination.warnings()))
     lines = [(f.what, "found" if f.found else "missing", f.detail, "" if f.found else f.install, f.needed_for) for f in findings]
-    click.echo(report.table(lines, ("what", "", "which", "to install", "needed for"), left=(0, 1, 2, 3, 4), widths=(None, None, 46, 44, 30)))
+    click.echo(report.table(lines, ("what", "", "which", "to install", "needed for"), left=range(5), widths=(None, None, 46, 44, 30)))
     for warning in examination.warnings():
         opt.note(f"Warning: {warning}")
