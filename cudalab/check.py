@@ -121,8 +121,8 @@ def error_of(op: Op, inputs: Mapping, outputs: Mapping, rows: int | None = None)
     doubles = {name: array.astype(np.float64) for name, array in inputs.items() if name not in cut}
     worst, squares, count = 0.0, 0.0, 0
     for start in range(0, axis_length, rows or 1):
-        part = {n: _take(a, cut[n], slice(start, start + rows)).astype(np.float64) if n in cut else doubles[n] for n, a in inputs.items()}
-        got = [_take(a, cut[n], slice(start, start + rows)) if n in cut else a for n, a in ((n, outputs[n]) for n in op.outputs)]
+        part = {n: _rows(a, cut[n], start, rows).astype(np.float64) if n in cut else doubles[n] for n, a in inputs.items()}
+        got = [_rows(outputs[n], cut[n], start, rows) if n in cut else outputs[n] for n in op.outputs]
         for name, output, relative in zip(op.outputs, got, _relative(op, part, got)):
             if not bool(np.isfinite(output).all()):
                 return Error(float("nan"), float("nan"))
@@ -144,8 +144,8 @@ def _relative(op: Op, inputs: Mapping, outputs: list) -> list:
     return result
 
 
-def _take(array, axis: int, which):
-    return array[(slice(None),) * axis + (which,)]
+def _rows(array, axis: int, start: int, count: int):
+    return array[(slice(None),) * axis + (slice(start, start + count),)]
 
 
 def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, int] = types.MappingProxyType({}), seed: int = 0) -> list[Verdict]:
@@ -163,6 +163,7 @@ def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bo
 
     NumPy, in float64, checks sampled rows and columns as `op.samples` cuts them (first and last among them); CuPy, in float64, checks the whole.
     """
+    import cupy
     gpu.synchronize(op.name)
     tensors = op.tensors(problem)
     rng = np.random.default_rng(seed)
@@ -170,7 +171,7 @@ def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bo
         for cut in op.samples:
             length = next(tensors[name].shape[axis] for name, axis in cut.items())
             chosen = np.unique(np.concatenate([[0, length - 1], rng.integers(0, length, SAMPLED - 2)]))
-            part = {name: _take(buffers[name], cut[name], chosen) if name in cut else buffers[name] for name in tensors}
+            part = {name: buffers[name].take(cupy.asarray(chosen), axis=cut[name]) if name in cut else buffers[name] for name in tensors}
             part = {name: array.get() for name, array in part.items()}
             error = error_of(op, {n: part[n] for n in op.inputs}, {n: part[n] for n in op.outputs})
             verdict = judge(op, problem, error, exact=exact)

@@ -6,6 +6,7 @@ Everything goes through one explicit non-blocking stream, which is CuPy's curren
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 import numpy as np
 
@@ -20,8 +21,9 @@ DEFAULT_SMEM = 48 * 1024  # a block's shared memory beyond this must be asked fo
 PORTABLE_CLUSTER = 8
 C_TYPES = dict(f32=ctypes.c_float, f64=ctypes.c_double, i8=ctypes.c_int8, u8=ctypes.c_uint8, i32=ctypes.c_int32, u32=ctypes.c_uint32,
                i64=ctypes.c_int64, u64=ctypes.c_uint64)
-STICKY = {  # errors of a kernel that ran before, which every later call repeats
-    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT"}
+# what a kernel that failed leaves behind: every later call repeats it, and nothing runs in this process any more
+STICKY = {f"CUDA_ERROR_{name}" for name in ("ILLEGAL_ADDRESS MISALIGNED_ADDRESS INVALID_ADDRESS_SPACE INVALID_PC ILLEGAL_INSTRUCTION "
+                                            "HARDWARE_STACK_ERROR LAUNCH_FAILED LAUNCH_TIMEOUT ASSERT").split()}
 
 
 class Gpu:
@@ -43,6 +45,7 @@ class Gpu:
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise NoDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? 'nvidia-smi' shows") from None
         self._cupy = cupy
+        self._lost = None  # what was running when a kernel failed
         self._modules = {}  # build folder -> loaded module
         self._smem = {}  # function -> dynamic shared memory it was allowed
         self.device = _describe(self._driver, handle, driver_version)
@@ -79,7 +82,7 @@ class Gpu:
                               f"{self.device.memory_bytes / 1e9:.3g} GB are free: take a smaller shape, or end what else uses the device")
 
     def free_bytes(self) -> int:
-        self.stream.synchronize()  # what the pool hands back may still be in use
+        self.synchronize("device memory")  # what the pool hands back may still be in use
         self._cupy.get_default_memory_pool().free_all_blocks()
         return self._cupy.cuda.runtime.memGetInfo()[0]
 
@@ -123,12 +126,18 @@ class Gpu:
         return enqueue
 
     def synchronize(self, what: str) -> None:
-        """Wait for the stream; a kernel that failed raises LabError, naming `what` ran."""
-        try:
-            self.stream.synchronize()
-        except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            raise LabError(f"{what} failed on the device: {error}; 'compute-sanitizer python cli.py check {what.split()[0]}' "
-                           f"says where (the context is lost: start again)") from None
+        """Wait for the stream.  A kernel that failed raises LabError, which names `what` (a step's path) was running then."""
+        if not self._lost:
+            try:
+                return self.stream.synchronize()
+            except self._cupy.cuda.runtime.CUDARuntimeError as error:
+                self._lose(what, str(error))
+        self._lose(self._lost, "see the first error")
+
+    def _lose(self, what: str, why: str) -> NoReturn:
+        self._lost = self._lost or what
+        raise LabError(f"{what} failed on the device ({why}) and took the context with it: start again; "
+                       f"'compute-sanitizer python cli.py check {what.split()[0]}' says where it went wrong")
 
     # -- preparing single calls; each gives a zero-argument call that returns the driver's (status, …)
 
@@ -190,8 +199,7 @@ class Gpu:
             return
         name = getattr(status, "name", str(status))
         if name in STICKY:
-            raise LabError(f"a kernel failed on the device before {label} ({name}); 'compute-sanitizer python cli.py check {label.split()[0]}' "
-                           f"says where (the context is lost: start again)")
+            self._lose(label, name)
         raise BadLaunch(f"{label}: the driver refuses it: {name}")
 
 

@@ -30,6 +30,7 @@ RAMP = 0.25  # the share of a sustained arm's start that is dropped, while clock
 COLD = 3  # rotating sets together hold more than this many times L2
 SETS = 64  # at most: beyond it a tiny problem would be measured on its address translation
 STARVED = 0.1  # of a sustained arm's batches may find the device idle
+_said: list[str] = []  # what one process says once only
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | 
             say(f"peer {peer.name} is missing: {why}")
     plan = step.plan(problem, config if isinstance(config, Values) else step.config(problem, config or {}))
     bench = _Bench(gpu, plan, protocol, seed, bool(present), progress, say)
-    for peer in present or [None]:
-        row = bench.against(peer)
-        if row is not None:
-            yield row
+    found = filter(None, map(bench.against, present))
+    first = next(found, None)
+    yield bench.against(None) if first is None else first
+    yield from found
 
 
 class _Bench:
@@ -130,9 +131,11 @@ class _Bench:
     def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say):
         self.gpu, self.plan, self.op, self.protocol, self.seed, self.say = gpu, plan, plan.step.op, protocol, seed, say
         self.progress = progress or (lambda done, total, what: None)
+        gpu.synchronize(plan.step.path)  # a context that an earlier kernel lost is said before anything else fails for it
         self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
-        if self.monitor.missing:
+        if self.monitor.missing and not _said:
             say(self.monitor.missing)
+            _said.append(self.monitor.missing)
         self.tensors = self.op.tensors(plan.problem)
         self._allocate(with_peer)
         self.ours = Arm(plan.step.path, [gpu.prepare(plan, buffers) for buffers in self.sets], len(plan.actions))
@@ -143,13 +146,11 @@ class _Bench:
         import cupy
         gpu, problem = self.gpu, self.plan.problem
         outputs = [t for t in self.tensors.values() if t.role == "out"]
-        inputs = [t for t in self.tensors.values() if t.role == "in"]
         extra = [t for name, t in self.plan.tensors.items() if name not in self.tensors]
         one_call = sum(t.nbytes for t in self.tensors.values())
         count = set_count(one_call, gpu.device.l2_bytes)
         needed = count * (one_call + with_peer * sum(t.nbytes for t in outputs)) + sum(t.nbytes for t in extra)
-        drawing = 3 * max(t.nbytes for t in inputs)  # CuPy draws in float64 and then rounds
-        gpu.require(needed + drawing, f"{self.plan.step.path} at {problem} ({count} rotating {'set' if count == 1 else 'sets'} of buffers)")
+        gpu.require(needed, f"{self.plan.step.path} at {problem} ({count} rotating {'set' if count == 1 else 'sets'} of buffers)")
         scratch = gpu.allocate(extra, str(problem))
         self.sets, self.peer_sets = [], []
         with gpu.stream:

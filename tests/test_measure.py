@@ -103,13 +103,15 @@ def peer_named(name, missing=None, only=()):
 
 @pytest.fixture
 def benched(monkeypatch):
-    """bench_step with the device's part replaced; `stop` is what measuring against a peer of that name raises."""
+    """bench_step with the device's part replaced; `stop` is what measuring against a peer of that name raises (None: the peer is left out)."""
     stop = {}
 
     def bench(gpu, plan, protocol, seed, with_peer, progress, say):
         def against(peer):
             name = peer.name if peer else None
             if name in stop:
+                if stop[name] is None:
+                    return None
                 raise stop[name]
             return dict(peer=name, protocol=protocol, config=dict(plan.config))
         return SimpleNamespace(against=against)
@@ -128,6 +130,13 @@ def test_a_missing_peer_is_said_and_the_others_are_measured(benched):
 
 def test_without_peers_there_is_one_row(benched):
     assert [row["peer"] for row in measure.bench_step(None, STEP, PROBLEM)] == [None]
+
+
+def test_peers_that_are_left_out_leave_a_row_without_a_peer(benched):
+    benched["a"] = None
+    rows = measure.bench_step(None, STEP, PROBLEM, peers=[peer_named("a"), peer_named("b")])
+    assert [row["peer"] for row in rows] == ["b"]
+    assert [row["peer"] for row in measure.bench_step(None, STEP, PROBLEM, peers=[peer_named("a")])] == [None]
 
 
 def test_an_interrupt_keeps_the_rows_before_it(benched):
