@@ -8,8 +8,8 @@ enough that every sum is exact in float32, where equality is bit for bit; and "n
 - both no worse than twice the peer's own on the same inputs, where there is a peer (the bound is never put below a floor of a few u,
   because a peer that splits its sums may be luckier than any kernel that adds in order).
 
-u is the unit roundoff of the accumulator, K the number of terms of one sum.  K rounding errors, each of at most u times a partial sum that is
-no larger than the scale, add up like a random walk, hence sqrt(K); one element that is wrong by a hundredth of its scale is far outside.
+u is the unit roundoff of the accumulator, K the number of terms of one sum.  K rounding errors, each of at most u times a partial sum that
+is no larger than the scale, add up like a random walk, hence sqrt(K); one element wrong by a hundredth of its scale is far outside.
 """
 
 import sys
@@ -62,7 +62,8 @@ def generator(seed: int, xp=np):
 
 def draw(op: Op, problem: Values, kind: str, rng) -> dict:
     """Fresh inputs of the op from a generator of NumPy or CuPy: kind "normal", N(0, 1), or "integers", whose sums are exact."""
-    return {name: draw_tensor(tensor, op.depth(problem), kind, rng) for name, tensor in op.tensors(problem).items() if tensor.role in ("in", "inout")}
+    inputs = [tensor for tensor in op.tensors(problem).values() if tensor.role in ("in", "inout")]
+    return {tensor.name: draw_tensor(tensor, op.depth(problem), kind, rng) for tensor in inputs}
 
 
 def draw_tensor(tensor: Tensor, depth: int, kind: str, rng):
@@ -148,7 +149,8 @@ def _rows(array, axis: int, start: int, count: int):
     return array[(slice(None),) * axis + (slice(start, start + count),)]
 
 
-def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, int] = types.MappingProxyType({}), seed: int = 0) -> list[Verdict]:
+def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, int] = types.MappingProxyType({}),
+               seed: int = 0) -> list[Verdict]:
     """A verdict on the step for each kind of input, run on a backend; outputs that the step leaves unwritten are NaN there."""
     plan = step.plan(problem, step.config(problem, overrides))
     verdicts = []
@@ -161,7 +163,7 @@ def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, 
 def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bool = False, seed: int = 0) -> Verdict:
     """A verdict on outputs that lie on the device (buffers: tensor name -> CuPy array), for shapes that are too large for NumPy.
 
-    NumPy, in float64, checks sampled rows and columns as `op.samples` cuts them (first and last among them); CuPy, in float64, checks the whole.
+    NumPy, in float64, checks sampled rows and columns as `op.samples` cuts them (first and last among them); CuPy, in float64, the whole.
     """
     import cupy
     gpu.synchronize(op.name)

@@ -37,20 +37,24 @@ NAMED: dict[str, Device] = {d.name: d for d in (
     _named("NVIDIA A100-SXM4-80GB", 80, 108, 1410, 40, 80, 2039, "NVIDIA A100 80GB data sheet; A100 whitepaper for the rest"),
     _named("NVIDIA GeForce RTX 3090", 86, 82, 1695, 6, 24, 936, "NVIDIA Ampere GA102 GPU Architecture whitepaper"),
     _named("NVIDIA RTX A6000", 86, 84, 1800, 6, 48, 768, "NVIDIA RTX A6000 data sheet; GA102 whitepaper"),
-    _named("NVIDIA GeForce RTX 4060", 89, 24, 2460, 24, 8, 272, "NVIDIA GeForce RTX 4060 specifications (3072 CUDA cores, 128 bit at 17 Gbit/s)"),
+    _named("NVIDIA GeForce RTX 4060", 89, 24, 2460, 24, 8, 272,
+           "NVIDIA GeForce RTX 4060 specifications (3072 CUDA cores, 128 bit at 17 Gbit/s)"),
     _named("NVIDIA GeForce RTX 4090", 89, 128, 2520, 72, 24, 1008, "NVIDIA Ada GPU Architecture whitepaper"),
     _named("NVIDIA L4", 89, 58, 2040, 48, 24, 300, "NVIDIA L4 data sheet (30.3 TFLOP/s FP32 gives the clock)"),
     _named("NVIDIA L40S", 89, 142, 2520, 96, 48, 864, "NVIDIA L40S data sheet; Ada whitepaper for the full AD102"),
     _named("NVIDIA H100 PCIe", 90, 114, 1755, 50, 80, 2039, "NVIDIA H100 Tensor Core GPU Architecture whitepaper"),
-    _named("NVIDIA H100 80GB HBM3", 90, 132, 1980, 50, 80, 3352, "H100 whitepaper; NVIDIA H100 data sheet (66.9 TFLOP/s FP32 gives the clock)"),
-    _named("NVIDIA H200", 90, 132, 1980, 60, 141, 4800, "NVIDIA H200 data sheet (66.9 TFLOP/s FP32 gives the clock); L2 as its driver reports it"),
+    _named("NVIDIA H100 80GB HBM3", 90, 132, 1980, 50, 80, 3352,
+           "H100 whitepaper; NVIDIA H100 data sheet (66.9 TFLOP/s FP32 gives the clock)"),
+    _named("NVIDIA H200", 90, 132, 1980, 60, 141, 4800,
+           "NVIDIA H200 data sheet (66.9 TFLOP/s FP32 gives the clock); L2 as its driver reports it"),
     _named("NVIDIA GeForce RTX 5090", 120, 170, 2407, 96, 32, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper"),
 )}
 
 
 def find_device(text: str) -> Device:
     """The named device that a loose name means: "4060", "h200", "RTX 4090".  Raises UnknownName with the nearest, or the candidates."""
-    exact = [d for name, d in NAMED.items() if _plain(name) in (_plain(text), _plain(f"NVIDIA {text}"), _plain(f"NVIDIA GeForce {text}"))]
+    full = {_plain(prefix + text) for prefix in ("", "NVIDIA ", "NVIDIA GeForce ")}
+    exact = [d for name, d in NAMED.items() if _plain(name) in full]
     found = exact or [d for name, d in NAMED.items() if _plain(text) and _plain(text) in _plain(name)]
     if len(found) == 1:
         return found[0]

@@ -99,8 +99,8 @@ class Gpu:
         buffers: tensor name -> CuPy array.  The call keeps everything it needs alive.  Raises BadLaunch or NoDevice here, not later.
         """
         if plan.step.min_sm > self.device.sm:
-            raise NoDevice(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}; {self.device.name} has {self.device.sm / 10}: "
-                           f"take another step of the ladder")
+            raise NoDevice(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}; {self.device.name} has "
+                           f"{self.device.sm / 10}: take another step of the ladder")
         built = build(plan, self.target)
         verify(built, plan)
         module = self._load(built)
@@ -113,7 +113,8 @@ class Gpu:
                 case Fill():
                     calls.append((self._fill(buffers[action.name], action.byte), f"{plan.step.path} (fill of {action.name})"))
                 case Copy():
-                    calls.append((self._copy(buffers[action.target], buffers[action.source]), f"{plan.step.path} (copy to {action.target})"))
+                    label = f"{plan.step.path} (copy to {action.target})"
+                    calls.append((self._copy(buffers[action.target], buffers[action.source]), label))
         calls, kept, success = tuple(calls), dict(buffers), self._driver.CUresult.CUDA_SUCCESS
 
         def enqueue():
@@ -170,7 +171,8 @@ class Gpu:
 
     def _fill(self, array, byte: int) -> Callable:
         driver = self._driver
-        return functools.partial(driver.cuMemsetD8Async, driver.CUdeviceptr(array.data.ptr), byte, array.nbytes, driver.CUstream(self.stream.ptr))
+        return functools.partial(driver.cuMemsetD8Async, driver.CUdeviceptr(array.data.ptr), byte, array.nbytes,
+                                 driver.CUstream(self.stream.ptr))
 
     def _copy(self, target, source) -> Callable:
         driver = self._driver
@@ -239,7 +241,8 @@ def _open_driver(ordinal: int):
     try:
         status = driver.cuInit(0)[0]
     except RuntimeError:
-        raise NoDevice("there is no NVIDIA driver here (libcuda was not found); install the driver, in a container start it with --gpus all") from None
+        raise NoDevice("there is no NVIDIA driver here (libcuda was not found); install the driver, "
+                       "in a container start it with --gpus all") from None
     results = driver.CUresult
     if status == results.CUDA_ERROR_NO_DEVICE:
         raise NoDevice("the driver sees no GPU; is one there, and does CUDA_VISIBLE_DEVICES let it through?")
@@ -275,8 +278,9 @@ def _describe(driver, handle, driver_version: int) -> Device:
     name = driver.cuDeviceGetName(256, handle)[1].split(b"\0")[0].decode()
     # the memory moves two words a clock, in kHz; the bus is counted in bits
     dram = 2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
-    return Device(name, 10 * attribute("COMPUTE_CAPABILITY_MAJOR") + attribute("COMPUTE_CAPABILITY_MINOR"), attribute("MULTIPROCESSOR_COUNT"),
-                  attribute("CLOCK_RATE") * 1e3, attribute("L2_CACHE_SIZE"), driver.cuDeviceTotalMem(handle)[1], dram, _version(driver_version))
+    sm = 10 * attribute("COMPUTE_CAPABILITY_MAJOR") + attribute("COMPUTE_CAPABILITY_MINOR")
+    return Device(name, sm, attribute("MULTIPROCESSOR_COUNT"), attribute("CLOCK_RATE") * 1e3, attribute("L2_CACHE_SIZE"),
+                  driver.cuDeviceTotalMem(handle)[1], dram, _version(driver_version))
 
 
 def _version(number: int) -> str:

@@ -5,7 +5,11 @@ import numpy as np
 from cudalab.errors import LabError
 
 SOURCE = r"""
-__device__ __forceinline__ unsigned long long now_ns() { unsigned long long t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
+__device__ __forceinline__ unsigned long long now_ns() {
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
 
 // Waits until flags[0] reaches the ticket; after limit_ns it gives up and says so in flags[1], so that nothing can hang the device.
 extern "C" __global__ void __launch_bounds__(1) hold(volatile unsigned* flags, unsigned ticket, unsigned long long limit_ns) {

@@ -1,8 +1,8 @@
 """The timing protocol, the same for a step and for its peer.
 
-steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events around
-the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host time does not,
-and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
+steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events
+around the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host
+time does not, and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
 sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
 """
 
@@ -66,7 +66,8 @@ def set_count(set_bytes: int, l2_bytes: int) -> int:
     return max(1, min(SETS, COLD * l2_bytes // set_bytes + 1))
 
 
-def alternate(ours: Callable[[], float], peer: Callable[[], float] | None, pairs: int, tick: Callable[[], None]) -> list[tuple[float, float | None]]:
+def alternate(ours: Callable[[], float], peer: Callable[[], float] | None, pairs: int,
+              tick: Callable[[], None]) -> list[tuple[float, float | None]]:
     """`pairs` measurements of each arm in the order A B B A …, as (ours, peer's); without a peer just ours."""
     measured = []
     for number in range(pairs):
@@ -99,13 +100,13 @@ def iqr(values: Sequence[float]) -> float:
     return upper - lower
 
 
-def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (), protocol: str = "steady",
-               seed: int = 0, progress: Callable[[int, int, str], None] | None = None,
+def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
+               protocol: str = "steady", seed: int = 0, progress: Callable[[int, int, str], None] | None = None,
                say: Callable[[str], None] | None = None) -> Iterator[dict]:
     """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
 
-    config: the step's tunables, all (Values) or those that differ from its defaults.  progress(done, total, what).  say(line): what a person must
-    know beside the rows, a missing peer above all; by default to stderr.  Without a peer that can run there is one row, whose peer is None.
+    config: the step's tunables, all (Values) or those that differ from its defaults.  progress(done, total, what).  say(line): what a
+    person must know beside the rows, a missing peer above all; by default to stderr.  Without a peer that can run there is one row, whose peer is None.
     Raises WrongResult if the step is wrong before or after the timing, OutOfMemory before anything is allocated, LabError otherwise.
     """
     if protocol not in PROTOCOLS:
@@ -274,8 +275,8 @@ class _Bench:
             self.gpu.synchronize(arm.name)
         batches = len(marks) - 1
         if starved > STARVED * batches:
-            raise LabError(f"{arm.name} at {self.plan.problem} is too short to sustain: in {starved} of {batches} batches the device waited for the host; "
-                           f"leave --sustained away, or take a larger shape")
+            raise LabError(f"{arm.name} at {self.plan.problem} is too short to sustain: in {starved} of {batches} batches the device waited "
+                           f"for the host; leave --sustained away, or take a larger shape")
         seconds = [cupy.cuda.get_elapsed_time(a, b) / 1e3 / count for a, b in zip(marks, marks[1:])]
         return seconds[int(RAMP * batches):]
 
@@ -316,14 +317,15 @@ class _Bench:
                    seed=self.seed, sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=versions)
 
 
-def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Summary, *, error: float, peer_error: float | None, peer_note: str | None,
-        seed: int, sm_clock_mhz: int, power_w: float | None, temperature_c: int | None, throttle: list[str] | None, versions: dict) -> dict:
+def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Summary, *, error: float, peer_error: float | None,
+        peer_note: str | None, seed: int, sm_clock_mhz: int, power_w: float | None, temperature_c: int | None, throttle: list[str] | None,
+        versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
     roof, share = roofline.share(op, problem, device, summary.time_s)
-    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer, protocol=protocol,
-                time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem), roof=roof, roof_share=share,
-                peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer,
+                protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
+                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
-                source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c, throttle=throttle,
-                versions=versions, date=results.now())
+                source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
+                throttle=throttle, versions=versions, date=results.now())

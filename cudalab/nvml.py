@@ -1,4 +1,4 @@
-"""Power, temperature and throttle reasons of a device through NVML; without nvidia-ml-py, or its library, there are none, and why is said."""
+"""Power, temperature and throttle reasons of a device through NVML; where nvidia-ml-py or the library is missing, that is said."""
 
 import functools
 
@@ -27,13 +27,14 @@ class Monitor:
     def sample(self) -> None:
         """Take one sample; call it while the device works."""
         if not self.missing:
-            reasons = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-            self._samples.append((self._read(self._nvml.nvmlDeviceGetPowerUsage), self._read(self._nvml.nvmlDeviceGetTemperature, 0), self._read(reasons)))
+            nvml = self._nvml
+            self._samples.append((self._read(nvml.nvmlDeviceGetPowerUsage), self._read(nvml.nvmlDeviceGetTemperature, 0),
+                                  self._read(nvml.nvmlDeviceGetCurrentClocksEventReasons)))
 
     def summary(self) -> dict:
-        """power_w (largest: NVML averages over a second, so short rows read low), temperature_c (largest), throttle (reasons seen, sorted); empties the samples.
+        """power_w, temperature_c (the largest seen), throttle (the reasons seen); starts afresh.
 
-        A figure that the device does not give is None; throttle is [] where nothing throttled.
+        NVML averages power over about a second, so it reads low for what takes less.  A figure that the device does not give is None; throttle is [] where nothing throttled.
         """
         samples, self._samples = self._samples, []
         power, temperature, reasons = ([v for v in column if v is not None] for column in (zip(*samples) if samples else ((), (), ())))

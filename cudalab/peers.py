@@ -102,7 +102,7 @@ def _cublaslt_missing() -> str | None:
         from nvmath.bindings import cublasLt
         cublasLt.get_version()
     except ImportError:
-        return "nvmath-python is not installed; pip install nvmath-python"
+        return "nvmath-python is not installed; pip install -e '.[peers]'"
     except Exception as error:  # its loader raises several types where the library is not found
         return f"cublasLt does not load ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'"
     return None
@@ -131,7 +131,8 @@ class _Matmul:
         preference, size, count = lt.matmul_preference_create(), np.array([WORKSPACE], np.uint64), np.zeros(1, np.int32)
         lt.matmul_preference_set_attribute(preference, lt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES, size.ctypes.data, size.nbytes)
         b, a, c = self.layouts
-        lt.matmul_algo_get_heuristic(self.handle, self.desc, b, a, c, c, preference, CANDIDATES, self.results.ctypes.data, count.ctypes.data)
+        lt.matmul_algo_get_heuristic(self.handle, self.desc, b, a, c, c, preference, CANDIDATES, self.results.ctypes.data,
+                                     count.ctypes.data)
         lt.matmul_preference_destroy(preference)
         if not count[0]:
             raise LabError(f"cublasLt has no algorithm for {problem}")
@@ -139,8 +140,8 @@ class _Matmul:
 
     def call(self, buffers: Mapping, index: int) -> Callable:
         (b, a, c), A, B, C = self.layouts, buffers["A"].data.ptr, buffers["B"].data.ptr, buffers["C"].data.ptr
-        call = functools.partial(self.lt.matmul, self.handle, self.desc, self.one.ctypes.data, B, b, A, a, self.zero.ctypes.data, C, c, C, c,
-                                 self._algorithm(index), self.workspace.data.ptr, WORKSPACE, self.stream.ptr)
+        call = functools.partial(self.lt.matmul, self.handle, self.desc, self.one.ctypes.data, B, b, A, a,
+                                 self.zero.ctypes.data, C, c, C, c, self._algorithm(index), self.workspace.data.ptr, WORKSPACE, self.stream.ptr)
         call.kept = self, buffers  # the library reads them through bare addresses
         return call
 
@@ -152,7 +153,8 @@ class _Matmul:
 
     def describe(self, index: int) -> str:
         attribute, value, written, words = self.lt.MatmulAlgoConfigAttribute, np.zeros(1, np.int32), np.zeros(1, np.uint64), []
-        for label, which in (("algorithm", attribute.ID), ("tile", attribute.TILE_ID), ("stages", attribute.STAGES_ID), ("split-K", attribute.SPLITK_NUM)):
+        for label, which in (("algorithm", attribute.ID), ("tile", attribute.TILE_ID), ("stages", attribute.STAGES_ID),
+                             ("split-K", attribute.SPLITK_NUM)):
             self.lt.matmul_algo_config_get_attribute(self._algorithm(index), which, value.ctypes.data, value.nbytes, written.ctypes.data)
             words.append(f"{label} {value[0]}")
         return f"candidate {index} of {self.count}: {', '.join(words)}"
@@ -176,7 +178,7 @@ def _cublaslt(problem: Values, buffers: Mapping, stream) -> Callable:
 
 
 def _seconds(call: Callable, stream, calls: int = 5) -> float:
-    """The least time of one call of a few, by events, inputs warm: good enough to rank; infinite where the library refuses the algorithm."""
+    """The least time of a call, by events, inputs warm: good enough to rank; infinite where the library refuses the algorithm."""
     import cupy
     best = float("inf")
     try:
@@ -197,5 +199,6 @@ def _seconds(call: Callable, stream, calls: int = 5) -> float:
 
 PEERS: dict[str, Peer] = {peer.name: peer for peer in (
     Peer("cublas", "cuBLAS FP32 through CuPy's matmul(out=), TF32 off", ("sgemm",), _cublas, _cublas_missing, _cublas_version),
-    Peer("cublaslt", f"the fastest of cublasLt's first {CANDIDATES} heuristics, FP32, TF32 off", ("sgemm",), _cublaslt, _cublaslt_missing, _cublaslt_version),
+    Peer("cublaslt", f"the fastest of cublasLt's first {CANDIDATES} heuristics, FP32, TF32 off", ("sgemm",),
+         _cublaslt, _cublaslt_missing, _cublaslt_version),
 )}

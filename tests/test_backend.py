@@ -29,7 +29,8 @@ RESULTS = driver.CUresult
 
 
 @pytest.mark.parametrize("init, words", [(no_library, "install the driver"), ((RESULTS.CUDA_ERROR_NO_DEVICE,), "CUDA_VISIBLE_DEVICES"),
-                                         ((RESULTS.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,), "reboot"), ((RESULTS.CUDA_ERROR_SYSTEM_NOT_READY,), "nvidia-smi")])
+                                         ((RESULTS.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,), "reboot"),
+                                         ((RESULTS.CUDA_ERROR_SYSTEM_NOT_READY,), "nvidia-smi")])
 def test_no_device_is_one_line_with_the_cure(monkeypatch, init, words):
     answers(monkeypatch, cuInit=init)
     assert backends.backend(None) is None
@@ -66,7 +67,8 @@ def recorded(monkeypatch, tmp_path):
         pointers = ctypes.cast(params, ctypes.POINTER(ctypes.c_void_p))
         grid, block = (config.gridDimX, config.gridDimY, config.gridDimZ), (config.blockDimX, config.blockDimY, config.blockDimZ)
         cluster = [(a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z) for a in config.attrs] if config.numAttrs else []
-        calls.append(("launch", grid, block, config.sharedMemBytes, int(config.hStream), cluster, lambda i, kind: kind.from_address(pointers[i]).value))
+        calls.append(("launch", grid, block, config.sharedMemBytes, int(config.hStream), cluster,
+                      lambda i, kind: kind.from_address(pointers[i]).value))
         return (OK,)
 
     answers(monkeypatch, cuModuleLoadData=(OK, driver.CUmodule(1)), cuModuleGetFunction=(OK, driver.CUfunction(2)), cuLaunchKernelEx=launch,
@@ -118,7 +120,8 @@ def test_a_plan_is_enqueued_in_order(recorded):
     assert [call[0] for call in recorded.calls] == ["fill", "launch", "copy"]
     assert recorded.calls[0] == ("fill", 3000, 0, 64) and recorded.calls[2] == ("copy", 3000, 2000, 64)
     value = recorded.calls[1][-1]
-    assert [value(i, ctypes.c_uint64) for i in range(3)] == [1000, 2000, 3000] and [value(i, ctypes.c_int32) for i in (3, 4, 5)] == [3, 5, 2]
+    assert [value(i, ctypes.c_uint64) for i in range(3)] == [1000, 2000, 3000]
+    assert [value(i, ctypes.c_int32) for i in (3, 4, 5)] == [3, 5, 2]
 
 
 def test_a_copy_between_sizes_is_refused(recorded):

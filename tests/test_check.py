@@ -109,7 +109,8 @@ def rows_swapped(C, inputs):
     return C
 
 
-SPOILED = (wrong_element, wrong_by_a_hundredth_of_its_value, last_term_missing, one_nan, one_infinity, unwritten, transposed, stale_zeros, rows_swapped)
+SPOILED = (wrong_element, wrong_by_a_hundredth_of_its_value, last_term_missing, one_nan, one_infinity, unwritten, transposed, stale_zeros,
+           rows_swapped)
 
 
 @pytest.mark.parametrize("K", DEPTHS)

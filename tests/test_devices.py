@@ -8,7 +8,8 @@ from cudalab.errors import UnknownName
 from cudalab.registry import ops
 
 
-@pytest.mark.parametrize("text, name", [("4060", "NVIDIA GeForce RTX 4060"), ("rtx 4090", "NVIDIA GeForce RTX 4090"), ("h200", "NVIDIA H200"),
+@pytest.mark.parametrize("text, name", [("4060", "NVIDIA GeForce RTX 4060"), ("rtx 4090", "NVIDIA GeForce RTX 4090"),
+                                        ("h200", "NVIDIA H200"),
                                         ("NVIDIA H200", "NVIDIA H200"), ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), ("l4", "NVIDIA L4"),
                                         ("rtx5090", "NVIDIA GeForce RTX 5090")])
 def test_a_loose_name_finds_one_device(text, name):
@@ -29,7 +30,8 @@ def test_every_figure_is_plausible_and_has_a_source(device):
     assert 4 * 2**20 < device.l2_bytes < 2**28 and 2**32 < device.memory_bytes < 2**39
 
 
-@pytest.mark.parametrize("name, tflops", [("h200", 66.9), ("a100-sxm4-80gb", 19.5), ("4090", 82.6), ("4060", 15.1), ("l40s", 91.6), ("5090", 104.8)])
+@pytest.mark.parametrize("name, tflops", [("h200", 66.9), ("a100-sxm4-80gb", 19.5), ("4090", 82.6), ("4060", 15.1),
+                                          ("l40s", 91.6), ("5090", 104.8)])
 def test_fp32_roofs_are_the_data_sheets_figures(name, tflops):
     assert roofline.roofs(find_device(name))["fp32"].value / 1e12 == pytest.approx(tflops, rel=0.01)
 

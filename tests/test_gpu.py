@@ -170,7 +170,8 @@ def test_the_hold_holds_lets_go_and_gives_up(gpu):
 
 def test_a_users_peer_and_sustained(gpu, tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("import cupy\ndef mine(problem, buffers):\n    return lambda: cupy.matmul(buffers['A'], buffers['B'], out=buffers['C'])\n"
+    file.write_text("import cupy\n"
+                    "def mine(problem, buffers):\n    return lambda: cupy.matmul(buffers['A'], buffers['B'], out=buffers['C'])\n"
                     "def wrong(problem, buffers):\n    return lambda: buffers['C'].fill(0)\n")
     step, problem, said = SGEMM.steps[-1], SGEMM.problem(dict(M=1024, N=1024, K=1024)), []
     runnable(gpu, step)

@@ -15,10 +15,10 @@ from cudalab.registry import ops
 SGEMM = ops()["sgemm"]
 STEP = SGEMM.steps[0]
 PROBLEM = SGEMM.problem(dict(M=256, N=128, K=64))
-MEASURED = dict(error=1e-7, peer_error=2e-7, peer_note="candidate 3", seed=0, sm_clock_mhz=1980, power_w=400.0, temperature_c=50, throttle=[],
-                versions=dict(nvrtc="13.0"))
-FIELDS = """op step shape dtype variant device peer protocol time_s time_iqr_s flops bytes roof roof_share peer_time_s ratio error peer_error config
-seed source_digest sm_clock_mhz power_w temperature_c throttle versions date""".split()
+MEASURED = dict(error=1e-7, peer_error=2e-7, peer_note="candidate 3", seed=0, sm_clock_mhz=1980, power_w=400.0, temperature_c=50,
+                throttle=[], versions=dict(nvrtc="13.0"))
+FIELDS = """op step shape dtype variant device peer protocol time_s time_iqr_s flops bytes roof roof_share peer_time_s ratio error
+peer_error config seed source_digest sm_clock_mhz power_w temperature_c throttle versions date""".split()
 
 
 class Clock:
@@ -103,7 +103,7 @@ def peer_named(name, missing=None, only=()):
 
 @pytest.fixture
 def benched(monkeypatch):
-    """bench_step with the device's part replaced; `stop` is what measuring against a peer of that name raises (None: the peer is left out)."""
+    """bench_step with the device's part replaced; `stop` is what measuring against a peer of that name raises (None: it is left out)."""
     stop = {}
 
     def bench(gpu, plan, protocol, seed, with_peer, progress, say):
@@ -122,8 +122,8 @@ def benched(monkeypatch):
 
 def test_a_missing_peer_is_said_and_the_others_are_measured(benched):
     said = []
-    rows = list(measure.bench_step(None, STEP, PROBLEM, peers=[peer_named("a", "pip install a"), peer_named("b"), peer_named("c", only=("softmax",))],
-                                   say=said.append))
+    wanted = [peer_named("a", "pip install a"), peer_named("b"), peer_named("c", only=("softmax",))]
+    rows = list(measure.bench_step(None, STEP, PROBLEM, peers=wanted, say=said.append))
     assert [row["peer"] for row in rows] == ["b"]
     assert len(said) == 2 and "pip install a" in said[0] and "does not compute sgemm" in said[1]
 
@@ -165,7 +165,8 @@ def test_peers_of_the_op_exist():
 
 def test_a_users_peer_is_loaded_from_its_file(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def mine(problem, buffers):\n    return lambda: buffers.append(problem['M'])\n\ndef nothing(problem, buffers):\n    pass\n")
+    file.write_text("def mine(problem, buffers):\n    return lambda: buffers.append(problem['M'])\n\n"
+                    "def nothing(problem, buffers):\n    pass\n")
     peer = peers.find_peer(f"{file}:mine")
     seen = []
     peer.prepare(PROBLEM, seen, None)()
@@ -174,8 +175,8 @@ def test_a_users_peer_is_loaded_from_its_file(tmp_path):
         peers.find_peer(f"{file}:nothing").prepare(PROBLEM, seen, None)
 
 
-@pytest.mark.parametrize("name, content, word", [("f", None, "no file"), ("f", "import nothing_of_this_name", "does not import"), ("f", "def g(): pass", "it has g"),
-                                                 ("f", "def (", "SyntaxError")])
+@pytest.mark.parametrize("name, content, word", [("f", None, "no file"), ("f", "import nothing_of_this_name", "does not import"),
+                                                 ("f", "def g(): pass", "it has g"), ("f", "def (", "SyntaxError")])
 def test_a_users_peer_that_does_not_load_is_one_line(tmp_path, name, content, word):
     file = tmp_path / "mine.py"
     if content is not None:
