@@ -106,7 +106,8 @@ def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | 
     """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
 
     config: the step's tunables, all (Values) or those that differ from its defaults.  progress(done, total, what).  say(line): what a
-    person must know beside the rows, a missing peer above all; by default to stderr.  Without a peer that can run there is one row, whose peer is None.
+    person must know beside the rows, a missing peer above all; by default to stderr.  Where no peer can run there is one row, whose peer
+    is None.
     Raises WrongResult if the step is wrong before or after the timing, OutOfMemory before anything is allocated, LabError otherwise.
     """
     if protocol not in PROTOCOLS:
@@ -275,8 +276,8 @@ class _Bench:
             self.gpu.synchronize(arm.name)
         batches = len(marks) - 1
         if starved > STARVED * batches:
-            raise LabError(f"{arm.name} at {self.plan.problem} is too short to sustain: in {starved} of {batches} batches the device waited "
-                           f"for the host; leave --sustained away, or take a larger shape")
+            raise LabError(f"{arm.name} at {self.plan.problem} is too short to sustain: in {starved} of {batches} batches the device "
+                           f"waited for the host; leave --sustained away, or take a larger shape")
         seconds = [cupy.cuda.get_elapsed_time(a, b) / 1e3 / count for a, b in zip(marks, marks[1:])]
         return seconds[int(RAMP * batches):]
 
@@ -325,7 +326,8 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
     roof, share = roofline.share(op, problem, device, summary.time_s)
     return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
-                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
+                ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
                 source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
                 throttle=throttle, versions=versions, date=results.now())

@@ -34,7 +34,8 @@ class Monitor:
     def summary(self) -> dict:
         """power_w, temperature_c (the largest seen), throttle (the reasons seen); starts afresh.
 
-        NVML averages power over about a second, so it reads low for what takes less.  A figure that the device does not give is None; throttle is [] where nothing throttled.
+        NVML averages power over about a second, so it reads low for what takes less.  A figure that the device does not give is
+        None; throttle is [] where nothing throttled.
         """
         samples, self._samples = self._samples, []
         power, temperature, reasons = ([v for v in column if v is not None] for column in (zip(*samples) if samples else ((), (), ())))

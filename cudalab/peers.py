@@ -141,7 +141,8 @@ class _Matmul:
     def call(self, buffers: Mapping, index: int) -> Callable:
         (b, a, c), A, B, C = self.layouts, buffers["A"].data.ptr, buffers["B"].data.ptr, buffers["C"].data.ptr
         call = functools.partial(self.lt.matmul, self.handle, self.desc, self.one.ctypes.data, B, b, A, a,
-                                 self.zero.ctypes.data, C, c, C, c, self._algorithm(index), self.workspace.data.ptr, WORKSPACE, self.stream.ptr)
+                                 self.zero.ctypes.data, C, c, C, c, self._algorithm(index), self.workspace.data.ptr, WORKSPACE,
+                                 self.stream.ptr)
         call.kept = self, buffers  # the library reads them through bare addresses
         return call
 
