@@ -37,6 +37,10 @@ class NoDevice(LabError):
     """There is no usable GPU: no driver, no device, or a driver too old for the toolkit."""
 
 
+class UnusableDevice(NoDevice):
+    """A GPU or its driver is there but cannot be used as things are installed: said, never passed over as if there were none."""
+
+
 class OutOfMemory(LabError):
     """The device has too little memory; says how much is needed and how much is free."""
 

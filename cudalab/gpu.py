@@ -12,7 +12,7 @@ import numpy as np
 
 from cudalab.build import build, target_for, verify
 from cudalab.devices import Device
-from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName
+from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName, UnusableDevice
 from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Tensor
 
 SENTINEL = 0xA5  # every byte of an integer output before a run: a value that no kernel here computes
@@ -43,7 +43,7 @@ class Gpu:
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.pci_bus_id = cupy.cuda.Device(ordinal).pci_bus_id
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise NoDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? 'nvidia-smi' shows") from None
+            raise UnusableDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? 'nvidia-smi' shows") from None
         self._cupy = cupy
         self._lost = None  # what was running when a kernel failed
         self._modules = {}  # build folder -> loaded module
@@ -206,11 +206,16 @@ class Gpu:
 
 
 def backend(name: str | None = None) -> Gpu | None:
-    """The backend called `name`; without a name the GPU, or None where there is none.  Raises NoDevice if it was asked for by name."""
+    """The backend called `name`; without a name the GPU, or None where there is none.
+
+    Raises NoDevice if it was asked for by name, UnusableDevice in any case where there is a GPU or a driver that does not work.
+    """
     if name not in (None, Gpu.name):
         raise UnknownName(f"no backend is called '{name}'; there is '{Gpu.name}'")
     try:
         return Gpu()
+    except UnusableDevice:
+        raise
     except NoDevice:
         if name is None:
             return None
@@ -247,10 +252,10 @@ def _open_driver(ordinal: int):
     if status == results.CUDA_ERROR_NO_DEVICE:
         raise NoDevice("the driver sees no GPU; is one there, and does CUDA_VISIBLE_DEVICES let it through?")
     if status in (results.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, results.CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE):
-        raise NoDevice(f"the driver's kernel module and its libcuda disagree ({status.name}); reboot after the driver's update, "
+        raise UnusableDevice(f"the driver's kernel module and its libcuda disagree ({status.name}); reboot after the driver's update, "
                        f"or take /usr/local/cuda/compat out of LD_LIBRARY_PATH")
     if status != results.CUDA_SUCCESS:
-        raise NoDevice(f"the NVIDIA driver does not start: {status!r}; 'nvidia-smi' says more")
+        raise UnusableDevice(f"the NVIDIA driver does not start: {status!r}; 'nvidia-smi' says more")
     status, version = driver.cuDriverGetVersion()
     status, count = driver.cuDeviceGetCount()
     if status != results.CUDA_SUCCESS or ordinal >= count:
@@ -264,9 +269,9 @@ def _import_cupy(driver_version: int):
         import cupy
         runtime = cupy.cuda.runtime.runtimeGetVersion()
     except ImportError as error:
-        raise NoDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
+        raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
     if driver_version // 1000 < runtime // 1000:  # within one major version every driver runs every toolkit
-        raise NoDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are for CUDA {runtime // 1000}: "
+        raise UnusableDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are for CUDA {runtime // 1000}: "
                        f"update the driver, or in a fresh environment pip install -e '.[cuda{driver_version // 1000}]'")
     return cupy
 

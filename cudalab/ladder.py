@@ -48,7 +48,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 def tables(rows: Sequence[Mapping], pictures: Path | None = None) -> str:
     """Markdown: for every op and device its ladder and its best step at all shapes, each above the command that makes it.
 
-    pictures: a folder; where it holds the picture of a ladder (see `plot`), that stands before the tables, by its name in that folder's parent.
+    pictures: a folder beside the file that the text is for; a picture of a ladder in it (see `plot`) stands before the tables.
     """
     sections = []
     for op in registry.ops().values():

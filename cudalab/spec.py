@@ -250,7 +250,7 @@ class Step:
     def header(self) -> tuple[str, str]:
         """Title (the first comment line of the source) and prose (the rest of the opening comment)."""
         lines = []
-        for line in self.source.read_text().splitlines():
+        for line in self.source.read_text(errors="replace").splitlines():
             if not line.startswith("//"):
                 break
             lines.append(line[2:].removeprefix(" ").rstrip())

@@ -118,9 +118,10 @@ class Search:
     def summary(self) -> dict:
         """What was found, for printing: config {} and times None where nothing was."""
         best = self.best
-        return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), timed=len(self.timed),
-                    refused=self.refused, wrong=self.wrong, config=dict(best.config) if best else {}, time_s=best and best.time_s,
-                    default_s=self.default_s, speedup=self.default_s / best.time_s if best and self.default_s else None, finished=self.finished)
+        speedup = self.default_s / best.time_s if best and self.default_s else None
+        return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), timed=len(self.timed), refused=self.refused,
+                    wrong=self.wrong, config=dict(best.config) if best else {}, time_s=best and best.time_s, default_s=self.default_s,
+                    speedup=speedup, finished=self.finished)
 
 
 class _Stand:

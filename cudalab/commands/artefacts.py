@@ -100,7 +100,8 @@ def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
         plan = opt.plans(step, shapes, mine)[0]
         reports.append(report.compiled(plan, arch or opt.DEFAULT_ARCH))
         builds.append(build.build(plan, arch or opt.DEFAULT_ARCH))
-    source = list(difflib.unified_diff(*(step.source.read_text().splitlines() for step in pair), pair[0].path, pair[1].path, lineterm=""))
+    texts = [step.source.read_text(errors="replace").splitlines() for step in pair]
+    source = list(difflib.unified_diff(*texts, *(step.path for step in pair), lineterm=""))
     launches = list(zip_longest(*([a for a in r["actions"] if a["kind"] == "launch"] for r in reports)))
     code = {name: side_by_side(*map(lines, builds)) for name, lines, wanted in (("ptx", _ptx, ptx), ("sass", _sass, sass)) if wanted}
     if as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cudalab.errors import BadConfig, UnknownName
+from cudalab.errors import BadConfig, BadShape, UnknownName
 
 DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
 
@@ -19,7 +19,7 @@ shape = click.option("--shape", "shapes", multiple=True, metavar="SHAPES",
                      help='Sizes in the order of the op\'s dimensions: 4096, or "4096x4096x1024 1000".  May be repeated.')
 sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
 backend = click.option("--backend", metavar="NAME", help="Where to run: gpu.  [default: the GPU if there is one]")
-seed = click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 
 
 def user_file(verb):
@@ -82,7 +82,10 @@ def plans(step, texts: tuple[str, ...], settings: Mapping[str, int]) -> list:
 def problems(op, texts: tuple[str, ...], default) -> list:
     """The checked problems of --shape, or `default`."""
     from cudalab import spec
-    return [op.problem(values) for text in texts for values in spec.shapes(text, op.dims)] or list(default)
+    found = [op.problem(values) for text in texts for values in spec.shapes(text, op.dims)]
+    if texts and not found:
+        raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(op.dims)} or one number for all")
+    return found or list(default)
 
 
 def print_json(value) -> None:

@@ -1,0 +1,449 @@
+"""The command through click's runner: every verb, every error a person can make, exit codes, JSON, stdout and stderr apart."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+
+import click.testing
+import pytest
+
+import cli
+from cudalab import build, devices, gpu, measure, peers, registry, results, tune
+from cudalab.errors import NoDevice, OutOfMemory, UnusableDevice
+from cudalab.parts import PARTS
+from cudalab.spec import KERNELS, Op, Values
+
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "tune", "results", "doctor")
+SMALL = ("--shape", "64")
+
+
+@pytest.fixture
+def lab(monkeypatch):
+    """Runs the command on a machine without a GPU; returns click's result."""
+    def none(ordinal):
+        raise NoDevice("there is no NVIDIA driver here")
+    monkeypatch.setattr(gpu, "_open_driver", none)
+    return lambda *words: click.testing.CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+def fails(result, *words, lines=1, code=1):
+    """It ended with one line on stderr that holds the words (narration may come before it), and nothing on stdout."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    error = result.stderr[result.stderr.index("Error: "):]
+    assert len(error.splitlines()) == lines or lines is None
+    for word in words:
+        assert word in error
+
+
+def works(result):
+    assert result.exit_code == 0, result.output
+    return result
+
+
+# The shape of the command
+
+def test_every_verb_has_help_with_an_example(lab):
+    assert set(cli.main.commands) == set(VERBS)
+    for verb in VERBS:
+        text = works(lab(verb, "--help")).stdout
+        assert f"Example: python cli.py {verb}" in text and "--json" in text
+    assert "Example: python cli.py results merge" in works(lab("results", "merge", "--help")).stdout
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "sgemm"), ("show", "step1"), ("bench", "step1", *SMALL), ("dump", "step1"),
+                                   ("diff", "step1", "step2"), ("diff", "step1", "step2", "--ptx", "--sass"), ("results",), ("doctor",)])
+def test_json_is_all_there_is_on_stdout(lab, words):
+    json.loads(works(lab(*words, "--json")).stdout)
+
+
+def test_listing_imports_nothing_slow():
+    """`list` stays fast because CuPy, CUDA and matplotlib are imported only where they are used."""
+    code = "import sys, cli; cli.main(['list'], standalone_mode=False); print(*sys.modules, file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=KERNELS.parent, capture_output=True, text=True, check=True)
+    loaded = set(ran.stderr.split())
+    assert "numpy" in loaded and not loaded & {"cupy", "cuda.bindings", "cuda.core", "cuda.pathfinder", "matplotlib", "pynvml", "nvmath"}
+
+
+# Verbs that describe
+
+def test_list_shows_every_step_with_its_latest_figure(lab, results_folder, row):
+    results.append(results_folder / "nvidia_h200.jsonl", [
+        row(), row(peer="cublaslt", peer_time_s=2e-3), row(step="01_naive", shape=dict(M=8, N=8, K=8))])
+    text = works(lab("list")).stdout
+    for step in registry.steps():
+        assert step.id in text and step.header[0] in text
+    line = next(line for line in text.splitlines() if line.startswith("05_blocktile_2d"))
+    assert "34.4 TFLOP/s, 0.75 of cublas at 4096³ (NVIDIA H200)" in line
+    assert text.count("TFLOP/s") == 1, "other shapes are not the headline"
+
+
+def test_list_takes_an_op_only(lab):
+    fails(lab("list", "sgem"), "no step or op is called 'sgem'", "sgemm")
+    fails(lab("list", "step5"), "is a step, not an op")
+
+
+def test_show_tells_what_the_compiler_made(lab):
+    step = registry.resolve_step("step5")
+    text = works(lab("show", "step5", "--arch", "sm_89", "--shape", "100x200x300")).stdout
+    for words in (step.header[0], "M=100 N=200 K=300", "sm_89", "registers", "limited by", "FFMA", "BM=128"):
+        assert words in text
+    report = json.loads(works(lab("show", "step5", "--json")).stdout)
+    launch = report["actions"][0]
+    assert launch["spill_stores"] == 0 and launch["occupancy"]["blocks"] >= 1 and launch["mix"]["FFMA"] >= 64
+    assert "prose" in report and report["prose"] in step.source.read_text().replace("// ", "").replace("//", "")
+
+
+def test_show_takes_one_step(lab):
+    fails(lab("show", "sgemm"), "is a whole ladder", "sgemm/01_naive")
+
+
+def test_dump_names_a_folder_that_holds_everything(lab, tmp_path):
+    found = json.loads(works(lab("--dumps", tmp_path, "dump", "step1", "--arch", "sm_80", "--arch", "sm_90a", "--json")).stdout)
+    assert [f["target"] for f in found] == ["sm_80", "sm_90a"]
+    for f in found:
+        assert f["folder"].startswith(str(tmp_path))
+        assert {"kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.sass", "kernel.json"} <= set(f["files"])
+
+
+@pytest.fixture(autouse=True)
+def own_dumps(monkeypatch):
+    """--dumps sets the environment for the run; put it back afterwards."""
+    monkeypatch.setenv("CUDALAB_DUMPS", str(build.dumps_folder()))
+
+
+def test_dump_prints_one_code(lab):
+    assert ".visible .entry sgemm" in works(lab("dump", "step1", "--ptx", "--arch", "sm_80")).stdout
+    assert "FFMA" in works(lab("dump", "step1", "--sass")).stdout
+    fails(lab("dump", "step1", "--sass", "--arch", "all"), "prints one kernel's code")
+    fails(lab("dump"), "name a step", lines=None, code=2)
+
+
+def test_diff_says_what_changed(lab):
+    text = works(lab("diff", "step4", "step5", "--sass")).stdout
+    for words in ("--- sgemm/04_blocktile_1d", "+++ sgemm/05_blocktile_2d", "registers", "instructions",
+                  "SASS, 04_blocktile_1d on the left", " | "):
+        assert words in text
+    found = json.loads(works(lab("diff", "step1", "step1", "--ptx", "--json")).stdout)
+    assert found["source"] == [] and {mark for _, mark, _ in found["ptx"]} == {" "}
+    fails(lab("diff", "step1", "step2", "--set", "NOPE=3"), "neither", "NOPE")
+
+
+def test_doctor_always_succeeds(lab, monkeypatch):
+    from cudalab import doctor
+    text = works(lab("doctor")).stdout
+    for what in ("driver", "NVRTC", "nvdisasm", "CuPy", "cuBLAS", "ncu", "compute-sanitizer"):
+        assert what in text
+    monkeypatch.setattr(doctor, "versions", lambda: {"nvidia-cuda-nvrtc": "13.0", "nvidia-cuda-nvrtc-cu12": "12.9"})
+    monkeypatch.setattr(doctor, "_nvrtc", lambda: 1 / 0)
+    result = works(lab("doctor"))
+    assert "Warning: two NVRTC majors" in result.stderr and "ZeroDivisionError" in result.stdout
+
+
+# Bench without a GPU
+
+def test_bench_without_a_gpu_reports_what_the_compiler_says(lab):
+    result = works(lab("bench", "step5", "--arch", "sm_80"))
+    for words in ("sm_80", "registers", "limited by", "spills", "FFMA"):
+        assert words in result.stdout
+    assert "nothing was run, checked or timed" in result.stderr and "nothing was run" not in result.stdout
+    found = json.loads(works(lab("bench", "step1", "--shape", "64 65x66x67", "--json")).stdout)
+    assert [f["ran"] for f in found] == [False, False] and found[1]["shape"] == dict(M=65, N=66, K=67)
+
+
+def test_a_gpu_that_cannot_be_used_is_not_taken_for_none(lab, monkeypatch):
+    def too_old(ordinal):
+        raise UnusableDevice("the driver supports CUDA 11.8 and the installed packages are for CUDA 12: update the driver")
+    monkeypatch.setattr(gpu, "_open_driver", too_old)
+    for verb in ("bench", "check"):
+        fails(lab(verb, "step1"), "update the driver")
+
+
+def test_what_needs_a_gpu_says_so(lab, tmp_path):
+    for words in (("check", "step1"), ("tune", "step5"), ("bench", "step1", "--backend", "gpu")):
+        fails(lab(*words), "there is no NVIDIA driver here")
+    fails(lab("bench", "step1", "--save", tmp_path / "rows.jsonl"), "--save needs a measurement")
+    fails(lab("bench", "step1", "--against", "--fail-below", "0.97"), "--against needs a measurement")
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+# Bad input
+
+@pytest.mark.parametrize("words, expected", [
+    (("bench", "stp5"), ("no step or op is called 'stp5'", "nearest: step5")),
+    (("bench", "step5", "--shape", "0"), ("M=0", "at least 1")),
+    (("bench", "step5", "--shape", "16x0x16"), ("N=0",)),
+    (("bench", "step5", "--shape", "16x16"), ("'16x16' has 2 sizes; MxNxK needs 3",)),
+    (("bench", "step5", "--shape", "big"), ("'big' is not a shape",)),
+    (("bench", "step5", "--shape", "100000x100000x1"), ("C of M=100000", "32 bits", "take a smaller shape")),
+    (("bench", "step5", "--set", "BM"), ("write NAME=INTEGER",)),
+    (("bench", "step5", "--set", "BQ=3"), ("has no tunable BQ; it has BM",)),
+    (("bench", "step5", "--set", "BM=0"), ("Error: ",)),
+    (("bench", "step5", "--set", "BM=65"), ("this configuration is not legal",)),
+    (("bench", "step5", "--set", "BM=1048576"), ("block", "outside 1..")),
+    (("bench", "step5", "--peer", "nope"), ("no peer is called 'nope'", "cublas")),
+    (("bench", "step5", "--peer", "gone.py:mm"), ("there is no file 'gone.py'",)),
+    (("bench", "step5", "--arch", "sm_12345"), ("'sm_12345' is not a target",)),
+    (("bench", "step5", "--arch", "sm_99"), ("does not know the target 'sm_99'",)),
+    (("bench", "step5", "--backend", "nope"), ("no backend is called 'nope'",)),
+    (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu file",)),
+    (("bench", "gone.cu", "--like", "step5"), ("there is no file gone.cu",)),
+    (("bench", "step5", "--shape", " "), ("names no shape",)),
+    (("tune", "sgemm"), ("is a whole ladder",)),
+    (("tune", "step5", "--set", "BQ=1"), ("has no tunable BQ",)),
+    (("results", "merge", "gone.jsonl"), ("there is no file gone.jsonl",)),
+    (("results", "--step", "nope"), ("no step or op is called 'nope'",)),
+    (("results", "--plot"), ("nothing measured",)),
+])
+def test_bad_input_is_one_line_that_names_the_cure(lab, words, expected):
+    fails(lab(*words), *expected)
+
+
+def test_an_ambiguous_name_lists_the_candidates(lab, monkeypatch):
+    model = registry.ops()["sgemm"]
+    other = Op(**{f.name: getattr(model, f.name) for f in dataclasses.fields(Op)} | dict(name="other", steps=[]))
+    other.step(1)(model.steps[0].make_actions)
+    monkeypatch.setattr(registry, "PARTS", (*PARTS, types.SimpleNamespace(ops=(other,))))
+    fails(lab("show", model.steps[0].name), "is ambiguous", "sgemm/01_naive, other/01_naive")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(lab, tmp_path):
+    (tmp_path / "file").write_text("")
+    fails(lab("--dumps", tmp_path / "file" / "below", "dump", "step1"), "cannot be written", "--dumps DIR")
+
+
+def test_results_say_where_they_come_from(lab, tmp_path, results_folder, row):
+    assert "no rows" in works(lab("results")).stderr
+    results.append(tmp_path / "rows.jsonl", [row(), row(step="01_naive")])
+    assert "2 new rows" in works(lab("results", "merge", tmp_path / "rows.jsonl")).stdout
+    assert "0.750" in works(lab("results")).stdout
+    assert len(json.loads(works(lab("results", "--step", "step5", "--json")).stdout)) == 1
+    assert json.loads(works(lab("results", "--device", "a100", "--json")).stdout) == []
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    assert works(lab("results", "--readme", readme)).stdout.strip() == str(readme)
+    assert "| `05_blocktile_2d` |" in readme.read_text()
+    (results_folder / "nvidia_h200.jsonl").open("a").write("{broken\n")
+    for verb in ("list", "results"):
+        fails(lab(verb), "nvidia_h200.jsonl:3: not JSON")
+
+
+# A user's own file
+
+GOOD = """// Mine.
+template <int T, typename F>
+__global__ void __launch_bounds__(T * T) mm(int M, int N, int K, float alpha, const F* A, const F* B, float beta, F* C) {
+    const int row = blockIdx.y * T + threadIdx.y, col = blockIdx.x * T + threadIdx.x;
+    if (row >= M || col >= N) return;
+    float sum = 0;
+    for (int k = 0; k < K; ++k) sum += A[row * K + k] * B[k * N + col];
+    C[row * N + col] = alpha * sum + (beta != 0 ? beta * C[row * N + col] : 0);
+}
+#ifndef __CUDACC_RTC__
+int main() {}
+#endif
+"""
+OWN = ("--op", "sgemm", "--entry", "mm<16, float>", "--grid", "cdiv(N, 16), cdiv(M, 16)", "--block", "16, 16")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Writes an own .cu; returns its path."""
+    def write(text=GOOD, name="own.cu"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+    return write
+
+
+def test_a_template_instance_of_an_own_file(lab, own):
+    text = works(lab("bench", own(), *OWN, "--args", "M N K 1.0 A B 0.0 C")).stdout
+    assert "sgemm/own: Mine" in text and "launch     mm<16, float>(4096, 4096, 4096, 1.0, A, B, 0.0, C)" in text
+
+
+def test_an_own_file_like_a_step(lab, own):
+    copy = own(registry.resolve_step("step5").source.read_text())
+    works(lab("show", copy, "--like", "step5", "--set", "BM=64"))
+    works(lab("dump", copy, "--like", "step5"))
+    assert "the sources are the same" in works(lab("diff", "step5", copy, "--like", "step5")).stdout
+
+
+@pytest.mark.parametrize("text, more, expected, lines", [
+    (GOOD, ("--args", "M N K A B C"), ("takes 8 parameters", "passes 6"), 1),
+    (GOOD, ("--args", "M N K 1 A B 0.0 C"), ("parameter 4", "1 as i32"), 1),
+    (GOOD, ("--args", "M N K 1.0 A B 0.0 D"), ("argument 'D' is neither a tensor",), 1),
+    (GOOD, (), ("needs --args",), 1),
+    (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--block", "32, 32"), ("1024 threads", "allow 256"), 1),
+    (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--entry", "nope"), ("has no kernel 'nope'",), 1),
+    (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--smem", "999999"), ("999999 bytes of shared memory",), 1),
+    ("__global__ void mm(float* C) {\n    C[0] = x;\n}\n", ("--args", "C", "--entry", "mm"),
+     ("own.cu(2): error:", '"x" is undefined'), None),
+    ("#include <iostream>\nint main() { return 0; }\n", ("--args", "C", "--entry", "mm"),
+     ("device code only", "line 1 (#include <iostream>)"), 1),
+])
+def test_what_an_own_file_does_wrong_is_named(lab, own, text, more, expected, lines):
+    fails(lab("bench", own(text), *OWN, *more), *expected, lines=lines)
+
+
+# With a device that is played: what happens around a measurement
+
+class Played:
+    """A backend that only has a device: measurements are played too."""
+
+    name, target, device = "gpu", "sm_90a", devices.NAMED["NVIDIA H200"]
+
+
+@pytest.fixture
+def bench(lab, monkeypatch, row):
+    """Runs the command with a played device and played rows: a function of (step, problem, config) for each measurement."""
+    def run(play, *words):
+        def bench_step(place, step, problem, *, config, peers, protocol, seed, progress, say):
+            progress(0, 2, "playing")
+            for fields in play(step, problem, config):
+                yield row(op=step.op.name, step=step.id, shape=dict(problem), protocol=protocol, config=dict(config), **fields)
+        monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+        monkeypatch.setattr(measure, "bench_step", bench_step)
+        return lab("bench", *words)
+    return run
+
+
+def test_rows_are_printed_and_saved(bench, tmp_path):
+    result = works(bench(lambda *_: [{}, dict(peer="cublaslt")], "step5", "--save", tmp_path / "rows.jsonl"))
+    assert "sgemm/05_blocktile_2d" in result.stdout and "0.750" in result.stdout and "cublaslt" in result.stdout
+    assert [r["peer"] for r in results.read(tmp_path / "rows.jsonl")] == ["cublas", "cublaslt"]
+
+
+def test_ctrl_c_keeps_what_was_measured(bench, tmp_path):
+    def play(step, problem, config):
+        yield {}
+        if step.number == 2:
+            raise KeyboardInterrupt
+    result = bench(play, "sgemm", "--save", tmp_path / "rows.jsonl", "--json")
+    assert result.exit_code == 130 and result.stderr.rstrip().endswith("interrupted")
+    steps = ["01_naive", "02_coalesced"]
+    assert [r["step"] for r in json.loads(result.stdout)] == steps and [r["step"] for r in results.read(tmp_path / "rows.jsonl")] == steps
+
+
+def test_one_step_that_fails_does_not_lose_the_others(bench):
+    def play(step, problem, config):
+        if step.number == 1:
+            raise OutOfMemory("needs 9 GB and 1 GB are free")
+        yield {}
+    result = bench(play, "sgemm", "--json")
+    assert result.exit_code == 1 and len(json.loads(result.stdout)) == len(registry.ops()["sgemm"].steps) - 1
+    assert "Error: 1 of " in result.stderr and "needs 9 GB and 1 GB are free" in result.stderr
+    fails(bench(play, "step1"), "needs 9 GB")
+
+
+def test_against_says_what_changed_and_can_fail(bench, results_folder, row):
+    assert "never measured" in works(bench(lambda *_: [{}], "step5", "--against", "--fail-below", "0.97")).stdout
+    results.append(results_folder / "nvidia_h200.jsonl", [row(time_s=3e-3)])
+    assert "0.750" in works(bench(lambda *_: [{}], "step5", "--against")).stdout
+    assert json.loads(works(bench(lambda *_: [{}], "step5", "--against", "--json")).stdout)[0]["speed"] == pytest.approx(0.75)
+    result = bench(lambda *_: [{}], "step5", "--against", "--fail-below", "0.97")
+    assert result.exit_code == 1 and "1 of 1 rows fell below 0.97" in result.stderr and "0.750" in result.stdout
+    works(bench(lambda *_: [dict(time_s=3e-3)], "step5", "--against", "--fail-below", "0.97"))
+
+
+def test_a_tuned_configuration_is_used_and_said_and_settings_go_before_it(bench):
+    step = registry.resolve_step("step5")
+    problem = Values(step.op.shapes["bench"][0])
+    results.save_tuned(step, Played.device.name, problem, dict(step.config(problem)) | dict(BM=64, BK=16), 1e-3)
+    result = works(bench(lambda *_: [{}], "step5", "--json", "--set", "BK=8"))
+    config = json.loads(result.stdout)[0]["config"]
+    assert (config["BM"], config["BK"]) == (64, 8) and "'tune' kept: BM=64" in result.stderr
+    assert json.loads(works(bench(lambda *_: [{}], "step5", "--json", "--shape", "64")).stdout)[0]["config"]["BM"] == 128
+
+
+def test_save_is_refused_before_anything_is_measured(bench, own, tmp_path):
+    def play(*_):
+        raise AssertionError("measured")
+    (tmp_path / "file").write_text("")
+    fails(bench(play, "step5", "--save", tmp_path / "file" / "rows.jsonl"), "cannot write")
+    copy = own(registry.resolve_step("step5").source.read_text(), "05_blocktile_2d.cu")
+    fails(bench(play, copy, "--like", "step5", "--save", tmp_path / "rows.jsonl"), "has the name of a step")
+
+
+def test_a_peer_that_was_asked_for_must_be_there(bench, monkeypatch):
+    monkeypatch.setitem(peers.PEERS, "cublaslt", dataclasses.replace(peers.PEERS["cublaslt"], missing=lambda: "pip install nvmath-python"))
+    works(bench(lambda *_: [{}], "step5"))
+    fails(bench(lambda *_: [{}], "step5", "--peer", "cublaslt"), "peer cublaslt: pip install nvmath-python")
+
+
+def test_the_device_says_what_is_compiled(bench):
+    fails(bench(lambda *_: [{}], "step5", "--arch", "sm_80"), "NVIDIA H200 runs sm_90a")
+
+
+# Tune
+
+class Stand:
+    """Plays the timings of a search: time_of and fault_of take a configuration."""
+
+    def __init__(self, time_of, fault_of=lambda config: ""):
+        self.time_of, self.fault_of = time_of, fault_of
+
+    def __call__(self, place, plans, seed):
+        return self
+
+    def time(self, plan, batches):
+        return self.time_of(plan.config)
+
+    def fault(self, plan):
+        return self.fault_of(plan.config)
+
+
+@pytest.fixture
+def tuned(lab, monkeypatch):
+    """Runs `tune step5` with a played device and a played compiler, which refuses TN=4; returns the result and what was kept."""
+    def run(stand, *words):
+        from cudalab.errors import BadConfig
+
+        def compiled(plan, target):
+            if plan.config.TN == 4:
+                raise BadConfig("static assertion failed")
+        monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+        monkeypatch.setattr(tune, "_Stand", stand)
+        monkeypatch.setattr(build, "build", compiled)
+        monkeypatch.setattr(build, "verify", lambda built, plan: None)
+        step = registry.resolve_step("step5")
+        result = lab("tune", "step5", *words)
+        return result, results.tuned(step, Played.device.name, step.op.shapes["bench"][0])
+    return run
+
+
+def test_tune_keeps_the_fastest_legal_configuration(tuned):
+    result, kept = tuned(Stand(lambda c: 1e-3 if (c.BM, c.BK) == (64, 16) else 2e-3), "--json")
+    (found,) = json.loads(works(result).stdout)
+    assert (kept["BM"], kept["BK"]) == (64, 16) and kept["TN"] != 4 and found["config"] == kept
+    assert found["finished"] and found["speedup"] == pytest.approx(2) and found["refused"] > 0 and found["timed"] > 1
+
+
+def test_tune_never_keeps_what_is_wrong(tuned):
+    result, kept = tuned(Stand(lambda c: 1e-3 if c.BM == 64 else 2e-3, lambda c: "the output holds NaN" if c.BM == 64 else ""))
+    assert result.exit_code == 1 and kept["BM"] != 64
+    assert "compute something wrong" in result.stderr and "wrong result: " in result.stderr and "kept in" in result.stderr
+
+
+def test_ctrl_c_keeps_the_best_so_far(tuned):
+    timed = []
+
+    def time_of(config):
+        timed.append(config)
+        if len(timed) == 3:
+            raise KeyboardInterrupt
+        return 1e-3 / len(timed)
+    result, kept = tuned(Stand(time_of), "--json")
+    assert result.exit_code == 130 and kept == dict(timed[1]) and "(the best so far)" in result.stderr
+    assert not json.loads(result.stdout)[0]["finished"]
+
+
+def test_tune_with_nothing_left_to_search_is_an_error(lab):
+    step = registry.resolve_step("step5")
+    held = " ".join(f"{name}={values[0]}" for name, values in step.tune.items())
+    fails(lab("tune", "step5", "--set", held), "nothing left to tune", *step.tune)
+
+
+def test_tune_holds_what_was_set(tuned):
+    _, kept = tuned(Stand(lambda c: c.BM * 1e-6), "--set", "BM=128")
+    assert kept["BM"] == 128

@@ -1,0 +1,170 @@
+"""Rows: what is kept, what is refused, what the README and the picture say of them."""
+
+import json
+import os
+
+import pytest
+
+from cudalab import ladder, registry, results
+from cudalab.errors import BadResults, LabError
+
+SGEMM = registry.ops()["sgemm"]
+
+
+def test_the_newest_row_of_a_key_counts(results_folder, row):
+    file = results_folder / "nvidia_h200.jsonl"
+    results.append(file, [row(time_s=3e-3, date="2026-12-02T00:00:00Z"), row(time_s=4e-3, date="2026-12-01T00:00:00Z")])
+    results.append(file, [row(time_s=5e-3, date="2026-12-01T12:00:00Z", peer="cublaslt")])
+    assert {(r["peer"], r["time_s"]) for r in results.rows()} == {("cublas", 3e-3), ("cublaslt", 5e-3)}
+    assert len(results.read(file)) == 3, "older rows stay in the file"
+    results.append(file, [row(time_s=6e-3, date="2026-12-02T00:00:00Z")])
+    assert [r["time_s"] for r in results.rows("NVIDIA H200") if r["peer"] == "cublas"] == [6e-3], "of one second, the later line"
+    assert results.rows("NVIDIA A100") == []
+
+
+@pytest.mark.parametrize("field, value", [
+    ("peer", "cublaslt"), ("protocol", "sustained"), ("shape", dict(M=1, N=2, K=3)), ("step", "01_naive"), ("device", "NVIDIA A100"),
+    ("variant", "causal"), ("dtype", "f16"), ("op", "reduce")])
+def test_each_part_of_the_key_tells_rows_apart(row, field, value):
+    assert len(results.newest([row(), row(**{field: value})])) == 2
+
+
+def test_the_order_of_a_shape_does_not_matter(row):
+    assert results.key(row(shape=dict(M=1, N=2, K=3))) == results.key(row(shape=dict(K=3, N=2, M=1)))
+
+
+@pytest.mark.parametrize("change, word", [
+    (dict(time_s=0), "time_s"), (dict(time_s=float("nan")), "time_s"), (dict(time_s="1"), "time_s"), (dict(time_s=True), "time_s"),
+    (dict(device=None), "device"), (dict(device=""), "device"), (dict(shape={}), "shape"), (dict(shape=dict(M=0)), "shape"),
+    (dict(shape=[1, 2]), "shape"), (dict(ratio=-1), "ratio"), (dict(peer=3), "peer"), (dict(date=None), "date")])
+def test_a_damaged_field_is_named_with_file_and_line(tmp_path, row, change, word):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row()) + "\n\n" + json.dumps({**row(), **change}) + "\n")
+    with pytest.raises(BadResults, match=f"rows.jsonl:3: '{word}'"):
+        results.read(file)
+
+
+@pytest.mark.parametrize("line, words", [
+    ("{", "not JSON"), ("[]", "not a JSON object"), ('{"op": "sgemm"}', "lacks step"), ("3", "not a JSON object")])
+def test_a_damaged_line_is_named_and_nothing_of_its_file_is_merged(tmp_path, results_folder, row, line, words):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row()) + "\n" + line + "\n")
+    with pytest.raises(BadResults, match=f"rows.jsonl:2: .*{words}"):
+        results.merge(file)
+    assert not results_folder.exists()
+
+
+def test_bytes_that_are_not_text_are_an_error(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadResults, match="not UTF-8"):
+        results.read(tmp_path / "rows.jsonl")
+
+
+def test_merging_twice_adds_once_and_sorts_by_device(tmp_path, results_folder, row):
+    file = tmp_path / "rows.jsonl"
+    results.append(file, [row(), row(), row(device="NVIDIA GeForce RTX 4060")])
+    assert results.merge(file) == {"NVIDIA H200": 1, "NVIDIA GeForce RTX 4060": 1}
+    assert results.merge(file) == {"NVIDIA H200": 0, "NVIDIA GeForce RTX 4060": 0}
+    assert sorted(p.name for p in results_folder.iterdir()) == ["nvidia_geforce_rtx_4060.jsonl", "nvidia_h200.jsonl"]
+
+
+def test_a_line_that_was_cut_off_does_not_swallow_the_next_row(tmp_path, row):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"op": "sge')
+    results.append(file, [row()])
+    assert json.loads(file.read_text().splitlines()[1]) == row()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_place_is_an_error_that_names_it(tmp_path, row):
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadResults, match="cannot write .*rows.jsonl: Permission denied"):
+        results.append(tmp_path / "rows.jsonl", [row()])
+
+
+def test_a_place_that_cannot_be_is_an_error_that_names_it(tmp_path, row):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadResults, match="cannot write .*rows.jsonl"):
+        results.append(tmp_path / "file" / "rows.jsonl", [row()])
+
+
+def test_tuned_configurations_belong_to_step_device_shape_and_source(monkeypatch, results_folder):
+    step, other = SGEMM.steps[4], SGEMM.steps[0]
+    problem, small = SGEMM.problem(dict(M=4096, N=4096, K=4096)), SGEMM.problem(dict(M=8, N=8, K=8))
+    config = dict(step.config(problem))
+    assert results.tuned(step, "NVIDIA H200", problem) is None
+    results.save_tuned(step, "NVIDIA H200", problem, config, 2e-3)
+    results.save_tuned(step, "NVIDIA H200", problem, config | {"BM": 64}, 1e-3)
+    assert results.tuned(step, "NVIDIA H200", problem) == config | {"BM": 64}
+    assert results.tuned(step, "NVIDIA H200", small) is None
+    assert results.tuned(step, "NVIDIA A100", problem) is None
+    assert results.tuned(other, "NVIDIA H200", problem) is None
+    assert results.rows() == [], "they are not measured rows"
+    monkeypatch.setattr(results, "source_digest", lambda step: "another source")
+    assert results.tuned(step, "NVIDIA H200", problem) is None
+    (results_folder / "tuned" / "nvidia_h200.jsonl").write_text("[1]\n")
+    with pytest.raises(BadResults, match="nvidia_h200.jsonl:1"):
+        results.tuned(step, "NVIDIA H200", problem)
+
+
+def test_changes_compare_with_the_last_row_of_the_same_key(results_folder, row):
+    results.append(results_folder / "nvidia_h200.jsonl", [row(time_s=4e-3)])
+    same, new = results.changes([row(time_s=5e-3), row(peer="cublaslt")])
+    assert same.speed == pytest.approx(0.8) and new.speed is None and new.before is None
+    assert results.slower([same, new], 0.97) == [same] and results.slower([same, new], 0.8) == []
+
+
+# What is made of them
+
+def ladder_rows(row):
+    shapes = [dict(shape) for shape in SGEMM.shapes["bench"]]
+    return [row(step=step.id, shape=shape, time_s=1 / (number + 1), peer_time_s=0.25, peer=peer)
+            for number, step in enumerate(SGEMM.steps) for shape in shapes for peer in SGEMM.peers]
+
+
+def test_the_readme_gets_the_tables_and_keeps_the_rest(tmp_path, row):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{ladder.BEGIN}\nold\n{ladder.END}\nafter\n")
+    ladder.write_readme(readme, ladder_rows(row))
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    for step in SGEMM.steps:
+        assert f"| `{step.id}` | {step.header[0]} |" in text
+    assert text.count("| `" + SGEMM.steps[-1].id) == 1 + len(SGEMM.shapes["bench"]), "the last step is the fastest everywhere here"
+    ratio = 0.25 * len(SGEMM.steps)
+    assert f"{ratio:.3f} | {ratio:.3f} |" in text and f"GFLOP: {ratio:.3f}." in text
+    assert f"`python cli.py bench sgemm --all-shapes --save rows.jsonl && {ladder._AFTER}`" in text
+    ladder.write_readme(readme, ladder_rows(row))
+    assert readme.read_text() == text, "written twice, it stays the same"
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize("text", ["no markers", f"{ladder.END}\n{ladder.BEGIN}", f"{ladder.BEGIN}\n{ladder.BEGIN}\n{ladder.END}"])
+def test_a_readme_without_its_markers_is_left_alone(tmp_path, row, text):
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    with pytest.raises(BadResults, match="results:begin"):
+        ladder.write_readme(readme, [row()])
+    assert readme.read_text() == text and list(tmp_path.glob(".*")) == []
+
+
+def test_other_protocols_shapes_and_unknown_steps_stay_out_of_the_tables(row):
+    rows = [row(protocol="sustained"), row(step="99_gone"), row(shape=dict(M=3, N=3, K=3)), row(op="gone")]
+    assert ladder.tables(rows) == ""
+
+
+def test_the_picture_is_the_same_for_the_same_rows(tmp_path, row):
+    from cudalab import plot
+    first, second = (plot.draw(ladder_rows(row), tmp_path / name) for name in "ab")
+    assert [f.name for f in first] == ["sgemm-nvidia_h200.svg", "sgemm-nvidia_h200.png"]
+    assert [f.read_bytes() for f in first] == [f.read_bytes() for f in second]
+    svg = first[0].read_text()
+    assert all(step.id in svg for step in SGEMM.steps) and all(peer in svg for peer in SGEMM.peers)
+    with pytest.raises(LabError, match="nothing measured"):
+        plot.draw([row(protocol="sustained")], tmp_path)
+
+
+def test_every_row_in_this_checkout_is_sound(monkeypatch):
+    monkeypatch.delenv("CUDALAB_RESULTS")
+    devices = {row["device"] for row in results.rows()}
+    assert {file.stem for file in results.root().glob("*.jsonl")} == {results.slug(device) for device in devices}
