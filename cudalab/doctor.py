@@ -22,7 +22,11 @@ class Finding:
 
 
 class Missing(Exception):
-    """Not there; the text says why."""
+    """Not there; the text says why, `install` what gets it where that is not the usual command."""
+
+    def __init__(self, why: str, install: str | None = None):
+        super().__init__(why)
+        self.install = install
 
 
 def examine() -> list[Finding]:
@@ -62,7 +66,7 @@ def _look(what: str, examination: Callable[[], str], install: str, needed_for: s
     try:
         return Finding(what, True, examination(), install, needed_for)
     except (Missing, LabError) as reason:
-        return Finding(what, False, str(reason).partition(": pip install")[0], install, needed_for)
+        return Finding(what, False, str(reason).partition(": pip install")[0], getattr(reason, "install", None) or install, needed_for)
     except Exception as error:  # a half-installed package may raise anything, and that is the finding
         return Finding(what, False, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}", install, needed_for)
 
@@ -80,7 +84,7 @@ def _cuda_driver():
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise Missing("cuda-python is not installed") from None
+        raise Missing("cuda-python is not installed", _gpu_cure()) from None
     try:
         status = driver.cuInit(0)[0]
     except RuntimeError:
@@ -95,7 +99,10 @@ def _driver() -> str:
 
 
 def _device() -> str:
-    driver, status = _cuda_driver()
+    try:
+        driver, status = _cuda_driver()
+    except Missing:
+        raise Missing("needs the driver", "the driver first") from None
     if status != driver.CUresult.CUDA_SUCCESS:
         raise Missing(status.name)
     count = driver.cuDeviceGetCount()[1]
@@ -146,7 +153,7 @@ def _nvml() -> str:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise Missing(f"nvidia-ml-py is there, the driver's library is not ({error})") from None
+        raise Missing(f"nvidia-ml-py is there, the driver's library is not ({error})", "comes with the driver") from None
     return f"driver {pynvml.nvmlSystemGetDriverVersion()}"
 
 

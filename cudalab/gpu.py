@@ -43,7 +43,8 @@ class Gpu:
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.pci_bus_id = cupy.cuda.Device(ordinal).pci_bus_id
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise UnusableDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? 'nvidia-smi' shows") from None
+            raise UnusableDevice(f"the device refuses a context ({error}); is it in use exclusively, or reset? "
+                                 f"'nvidia-smi' shows") from None
         self._cupy = cupy
         self._lost = None  # what was running when a kernel failed
         self._modules = {}  # build folder -> loaded module
@@ -271,8 +272,8 @@ def _import_cupy(driver_version: int):
     except ImportError as error:
         raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
     if driver_version // 1000 < runtime // 1000:  # within one major version every driver runs every toolkit
-        raise UnusableDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are for CUDA {runtime // 1000}: "
-                       f"update the driver, or in a fresh environment pip install -e '.[cuda{driver_version // 1000}]'")
+        raise UnusableDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are "
+                             f"for CUDA {runtime // 1000}: update the driver, or in a fresh environment pip install -e '.[cuda{driver_version // 1000}]'")
     return cupy
 
 
