@@ -273,7 +273,8 @@ def _import_cupy(driver_version: int):
         raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
     if driver_version // 1000 < runtime // 1000:  # within one major version every driver runs every toolkit
         raise UnusableDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are "
-                             f"for CUDA {runtime // 1000}: update the driver, or in a fresh environment pip install -e '.[cuda{driver_version // 1000}]'")
+                             f"for CUDA {runtime // 1000}: update the driver, "
+                             f"or in a fresh environment pip install -e '.[cuda{driver_version // 1000}]'")
     return cupy
 
 
