@@ -22,6 +22,7 @@ HOST_CODE = (  # what only a host compiler understands, as a person would name i
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 ASSERTION = re.compile(r'\((\d+)\): error: static assertion failed(?: with "(.*)")?\n\s*(.*)')
 TOO_MUCH = re.compile(r"ptxas (?:error|fatal)\s*:\s*(.*(?:uses too|too many|register|resource|exceeds).*)", re.IGNORECASE)
+CACHING = (12, 9)  # from here on NVRTC keeps a cache of its own, and what it takes from there comes with an empty log: no resources
 PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal)\s*:\s*(.*)")
 
 
@@ -50,8 +51,8 @@ def version() -> str:
     return f"{major}.{minor} {Path(path).resolve().name}"
 
 
-def _major_minor() -> tuple[str, str]:
-    return re.match(r"(\d+)\.(\d+)", version()).groups()
+def _major_minor() -> tuple[int, int]:
+    return tuple(map(int, re.match(r"(\d+)\.(\d+)", version()).groups()))
 
 
 @cache
@@ -87,13 +88,13 @@ def include_folders() -> tuple[Path, ...]:
     return ()
 
 
-def _is_major(folder: Path, major: str) -> bool:
+def _is_major(folder: Path, major: int) -> bool:
     """Does the folder hold CUDA headers of this major version?"""
     try:
         found = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", (folder / "cuda_runtime_api.h").read_text(errors="replace"))
     except OSError:
         return False
-    return found is not None and int(found[1]) // 1000 == int(major)
+    return found is not None and int(found[1]) // 1000 == major
 
 
 def compile_program(source: Path, text: bytes, options: list[str], names: list[str]) -> Program:
@@ -107,8 +108,10 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
     except ImportError:
         raise MissingTool(f"cuda-python is not installed, so nothing can be compiled: {cure()}") from None
     _, major, minor = _library()
-    if _major_minor() != (str(major), str(minor)):
+    if _major_minor() != (major, minor):
         raise MissingTool(f"the NVRTC wheel is {version()} but {major}.{minor} was loaded: keep one CUDA line in this environment")
+    if (major, minor) >= CACHING:
+        options = [*options, "-no-cache"]
     ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
 
     def call(function, *arguments):

@@ -1,5 +1,6 @@
 """The compile side: every step on every target, what a build holds, the cache, and what each refusal says."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -108,6 +109,31 @@ def test_names_templates_and_several_kernels(tmp_path):
     assert axpy.symbol.startswith("_Z4axpy") and [p.kind for p in axpy.params] == ["ptr", "f64", "i16", "i8"] and axpy.max_threads == 64
     assert built.kernels["plain"].params == (Param("bytes", 20), Param("ptr", 8)) and built.kernels["plain"].max_threads is None
     assert built.kernels["nothing"].params == ()
+
+
+@pytest.mark.parametrize("kept", ["", "registers", "stack"])
+def test_a_log_without_the_resources_is_no_build(tmp_path, monkeypatch, kept):
+    """What NVRTC takes from its own cache comes with an empty log."""
+    compile_program = nvrtc.compile_program
+
+    def silent(*arguments):
+        program = compile_program(*arguments)
+        return dataclasses.replace(program, log="\n".join(line for line in program.log.splitlines() if kept and kept not in line))
+    monkeypatch.setattr(nvrtc, "compile_program", silent)
+    assert "does not say what registers and stack it takes" in refused(tmp_path, CompileError, toy.COPY)
+    assert not (tmp_path / "dumps").exists()
+
+
+def test_nvrtc_is_told_to_leave_its_own_cache_alone(tmp_path, monkeypatch):
+    from cuda.bindings import nvrtc as binding
+    compile_program, given = binding.nvrtcCompileProgram, []
+
+    def spy(program, count, options):
+        given.extend(options)
+        return compile_program(program, count, options)
+    monkeypatch.setattr(binding, "nvrtcCompileProgram", spy)
+    build(toy.plan(tmp_path), "sm_80", dumps=tmp_path / "dumps")
+    assert (b"-no-cache" in given) == (nvrtc._major_minor() >= nvrtc.CACHING)
 
 
 def test_a_second_instance_is_another_build(tmp_path):
