@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -14,13 +15,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from cudalab import nvrtc, sass
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
 from cudalab.installed import cure
 from cudalab.occupancy import limits, occupancy
-from cudalab.spec import DTYPES, KERNELS, Plan, Pointer, Scalar, Step
+from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step, itemsize
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")  # what every step is tested against
 COMMON = KERNELS / "common"
@@ -163,7 +162,7 @@ def verify(build: Build, plan: Plan) -> None:
         if kernel is None:
             raise BadLaunch(f"{plan.step.source.name} has no kernel '{launch.entry}'; it has {', '.join(build.kernels) or 'none'}")
         _verify_arguments(kernel, launch.args)
-        threads = int(np.prod(launch.block))
+        threads = math.prod(launch.block)
         if kernel.max_threads is not None and threads > kernel.max_threads:
             raise BadLaunch(f"{launch.entry}: a block of {threads} threads; its __launch_bounds__ allow {kernel.max_threads}")
         smem = kernel.static_smem + launch.smem
@@ -183,7 +182,7 @@ def _verify_arguments(kernel: Kernel, args: tuple[Pointer | Scalar, ...]) -> Non
             case Pointer(name=name):
                 given, kinds, size = f"the address of {name}", ("ptr",), 8
             case Scalar(dtype=dtype, value=value):
-                size = DTYPES[dtype].itemsize
+                size = itemsize(dtype)
                 given, kinds = f"{value} as {dtype}", _scalar_kinds(dtype, size)
         if param.size != size or param.kind not in kinds:
             raise BadLaunch(f"{kernel.entry}: parameter {number} is {param.kind} of {param.size} bytes; the launch passes {given}")
@@ -245,7 +244,7 @@ def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:
         name = _plain_name(symbol)
         kernels.append(Kernel(
             entries.get(symbol) or (name if plain.count(name) == 1 else symbol), symbol, **used,
-            max_threads=int(np.prod([int(size) for size in threads[1].split(",")])) if threads else None,
+            max_threads=math.prod(map(int, threads[1].split(","))) if threads else None,
             params=tuple(_param(declaration) for declaration in params.split(",") if declaration.strip())))
     return kernels
 

@@ -5,6 +5,7 @@ Everything goes through one explicit non-blocking stream, which is CuPy's curren
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
@@ -91,7 +92,7 @@ class Gpu:
         """Fill outputs with NaN (integers: a sentinel) and scratch with 0xFF bytes, so that what is not written shows."""
         for tensor in tensors:
             if tensor.role in roles:
-                byte = NAN if tensor.role == "scratch" or DTYPES[tensor.dtype].kind == "f" else SENTINEL
+                byte = NAN if tensor.role == "scratch" or tensor.dtype.startswith("f") else SENTINEL
                 self._check(self._fill(buffers[tensor.name], byte)()[0], tensor.name)
 
     def prepare(self, plan: Plan, buffers: Mapping) -> Callable[[], None]:
@@ -157,7 +158,7 @@ class Gpu:
         config.hStream = driver.CUstream(self.stream.ptr)
         config.numAttrs = 0
         if launch.cluster:
-            if np.prod(launch.cluster) > PORTABLE_CLUSTER:
+            if math.prod(launch.cluster) > PORTABLE_CLUSTER:
                 self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, label)
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

@@ -1,27 +1,31 @@
-"""What is computed and how it is launched, as plain data: Op, Step, Plan.  NumPy only, importable anywhere.
+"""What is computed and how it is launched, as plain data: Op, Step, Plan.  The standard library only: `list` is fast.
 
 A step is a pure function from (problem, config) to what a device shall do: `Launch`, `Fill`, `Copy` over named buffers.
 A backend runs it; nothing here touches a device.
 """
 
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from cudalab.errors import BadConfig, BadLaunch, BadShape
 from cudalab.expressions import evaluate
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels_cu"
 
-DTYPES: dict[str, np.dtype] = {name: np.dtype(t) for name, t in dict(
-    f32="float32", f64="float64", f16="float16", i8="int8", u8="uint8", i32="int32", u32="uint32", i64="int64", u64="uint64").items()}
+# our name of a type -> NumPy's, which NumPy and CuPy take wherever they take a dtype
+DTYPES = dict(f32="float32", f64="float64", f16="float16", i8="int8", u8="uint8", i32="int32", u32="uint32", i64="int64", u64="uint64")
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
 MAX_BLOCK = (1024, 1024, 64)
 MAX_ELEMENTS = 2**31 - 2**16  # kernels index with 32-bit integers; what is left over keeps a tile that overhangs an edge below 2^31
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element: f32 -> 4."""
+    return int(dtype[1:]) // 8
 
 
 class Values(Mapping):
@@ -65,11 +69,11 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        return self.elements * DTYPES[self.dtype].itemsize
+        return self.elements * itemsize(self.dtype)
 
 
 def scratch(name: str, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
@@ -288,8 +292,8 @@ def _normalise(action, tensors: Mapping[str, Tensor], problem: Values):
     for name, size, limit in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
         if any(not 1 <= s <= m for s, m in zip(size, limit)):
             raise BadLaunch(f"{action.entry}: {name} {size} is outside 1..{limit} for {problem}")
-    if np.prod(block) > MAX_BLOCK[0]:
-        raise BadLaunch(f"{action.entry}: a block of {block} has {np.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
+    if math.prod(block) > MAX_BLOCK[0]:
+        raise BadLaunch(f"{action.entry}: a block of {block} has {math.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
     names = action.args.split() if isinstance(action.args, str) else action.args
     return Launch(action.entry, grid, block, tuple(_argument(a, tensors, problem, action.entry) for a in names), action.smem, action.cluster)
 

@@ -60,11 +60,11 @@ def test_json_is_all_there_is_on_stdout(lab, words):
 
 
 def test_listing_imports_nothing_slow():
-    """`list` stays fast because CuPy, CUDA and matplotlib are imported only where they are used."""
+    """`list` stays fast because NumPy, CuPy, CUDA and matplotlib are imported only where they are used."""
     code = "import sys, cli; cli.main(['list'], standalone_mode=False); print(*sys.modules, file=sys.stderr)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=KERNELS.parent, capture_output=True, text=True, check=True)
     loaded = set(ran.stderr.split())
-    assert "numpy" in loaded and not loaded & {"cupy", "cuda.bindings", "cuda.core", "cuda.pathfinder", "matplotlib", "pynvml", "nvmath"}
+    assert "cudalab.spec" in loaded and not loaded & {"numpy", "cupy", "cuda.bindings", "cuda.core", "cuda.pathfinder", "matplotlib", "pynvml", "nvmath"}
 
 
 # Verbs that describe
