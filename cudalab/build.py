@@ -129,6 +129,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
         text = source.read_bytes()
     except OSError as error:
         raise CompileError(f"{source} cannot be read: {error.strerror}") from None
+    _require_text(source, text)
     names = sorted({launch.entry for launch in plan.launches if not IDENTIFIER.fullmatch(launch.entry)})
     headers, folders = _headers(source, text)
     options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *(f"-D{name}={value}" for name, value in plan.config.items()),
@@ -211,11 +212,24 @@ def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Pat
                 outside = True
             elif (path := Path(os.path.normpath(path))) not in found:
                 header = path.read_bytes()
+                _require_text(path, header)
                 found[path] = _digest(header)
                 pending.append((path, header))
     toolkit = nvrtc.include_folders() if outside else ()
     known = [(str(path), digest) for path, digest in sorted(found.items())]
     return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [*ours, *toolkit]
+
+
+def _require_text(path: Path, content: bytes) -> None:
+    """Raises CompileError for bytes at which NVRTC would stop reading without a word: 0xff, and the zero that ends a C string."""
+    try:
+        content.decode()
+        place = content.find(b"\0")
+    except UnicodeDecodeError as error:
+        place = error.start
+    if place >= 0:
+        line = content.count(b"\n", 0, place) + 1
+        raise CompileError(f"{path}({line}): not UTF-8 text (byte 0x{content[place]:02x}): save the file as UTF-8")
 
 
 def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:

@@ -2,7 +2,9 @@
 
 import os
 import re
+import signal
 import sys
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -129,7 +131,7 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
     try:
         for name in names:
             call(nvrtc.nvrtcAddNameExpression, program, name.encode())
-        status, = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        status, = _interruptible(nvrtc.nvrtcCompileProgram, program, len(options), [option.encode() for option in options])
         log = fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").strip("\0 \n")
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION and "--gpu-architecture" in log:
             known = " ".join(f"sm_{number}" for number in call(nvrtc.nvrtcGetSupportedArchs))
@@ -143,8 +145,31 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
         symbols = {name: call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode() for name in names}
         ptx = fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0 \n") + b"\n"
         return Program(ptx, fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log, symbols)
+    except KeyboardInterrupt:
+        program = None  # NVRTC may still be at work on it
+        raise
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        if program is not None:
+            nvrtc.nvrtcDestroyProgram(program)
+
+
+def _interruptible(function, *arguments):
+    """What a function of NVRTC returns; Ctrl-C ends the wait for it at once.
+
+    NVRTC would be deaf to it until it is done: it puts its own handlers for SIGINT and SIGTERM in the place of Python's while it compiles.
+    So it works in a thread, and the main thread puts Python's back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    returned, handlers = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    thread = threading.Thread(target=lambda: returned.append(function(*arguments)), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not set by Python, so not Python's to put back
+                signal.signal(number, handler)
+        thread.join(0.1)
+    return returned[0]
 
 
 def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:

@@ -262,16 +262,25 @@ class Step:
         return title.rstrip("."), "\n".join(prose).strip("\n")
 
     def config(self, problem: Values, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
-        """The tunables for a problem.  Raises BadConfig for a name that the step does not have."""
+        """The tunables for a problem.  Raises BadConfig for a name that the step does not have, or a value below 1 that it does not know."""
         for name in overrides:
             if name not in self.tunables:
                 raise BadConfig(f"{self.path} has no tunable {name}; it has {' '.join(self.tunables) or 'none'}")
-        chosen = {name: overrides.get(name, default) for name, default in self.tunables.items()}
-        return Values({name: int(v(problem)) if callable(v) else int(v) for name, v in chosen.items()})
+        chosen = {name: int(v(problem)) if callable(v) else int(v) for name, v in self.tunables.items()}
+        for name, value in overrides.items():
+            if value < 1 and value not in (chosen[name], *self.tune.get(name, ())):
+                raise BadConfig(f"{self.path}: {name}={value} is not legal: {self._legal(name, chosen[name])}")
+        return Values(chosen | dict(overrides))
+
+    def _legal(self, name: str, default: int) -> str:
+        """Values of a tunable that a person could take instead."""
+        values = dict.fromkeys((default, *self.tune.get(name, ())))
+        return f"it is {default} by default" + (f"; 'tune' tries {' '.join(map(str, sorted(values)))}" if len(values) > 1 else "")
 
     def plan(self, problem: Values, config: Values | None = None) -> Plan:
         """What to launch for this problem.  Raises BadShape, BadConfig or BadLaunch before anything runs."""
-        config = self.config(problem) if config is None else config
+        default = self.config(problem)
+        config = default if config is None else config
         tensors, actions = self.op.tensors(problem), []
         try:
             for item in self.make_actions(problem, config):
@@ -279,8 +288,12 @@ class Step:
                     tensors[item.name] = item
                 else:
                     actions.append(_normalise(item, tensors, problem))
-        except ZeroDivisionError:
-            raise BadConfig(f"{self.path}: a tunable of {config!r} is zero") from None
+        except (BadLaunch, ZeroDivisionError) as error:
+            changed = {name: value for name, value in config.items() if value != default.get(name)}
+            if not changed:
+                raise
+            hints = "; ".join(f"{name}={value}: {self._legal(name, default[name])}" for name, value in changed.items() if name in default)
+            raise BadConfig(f"{self.path}: this configuration is not legal ({error}); {hints}") from None
         return Plan(self, problem, config, types.MappingProxyType(tensors), tuple(actions))
 
 
