@@ -141,7 +141,7 @@ def _cupy() -> str:
 def _cublas() -> str:
     from cudalab.peers import PEERS
     if reason := PEERS["cublas"].missing():
-        raise Missing(reason.partition("; pip install")[0])
+        raise Missing(reason.partition(" (")[0])
     return next((f"{name} {versions()[name]}" for name in ("nvidia-cublas", "nvidia-cublas-cu12") if name in versions()), "of the system")
 
 

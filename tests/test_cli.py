@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import types
@@ -75,9 +76,10 @@ def test_list_shows_every_step_with_its_latest_figure(lab, results_folder, row):
     text = works(lab("list")).stdout
     for step in registry.steps():
         assert step.id in text and step.header[0] in text
-    line = next(line for line in text.splitlines() if line.startswith("05_blocktile_2d"))
-    assert "34.4 TFLOP/s, 0.75 of cublas at 4096³ (NVIDIA H200)" in line
-    assert text.count("TFLOP/s") == 1, "other shapes are not the headline"
+    assert re.search(r"^05_blocktile_2d .* 34\.4 +0\.750 +cublas$", text, re.MULTILINE) and "Measured at 4096³ on NVIDIA H200" in text
+    assert text.count("34.4") == 1 and text.count("cublas") == 1, "other shapes are not the headline"
+    results.append(results_folder / "rtx.jsonl", [row(device="RTX", step="02_coalesced")])
+    assert re.search(r"^02_coalesced .* cublas +RTX$", works(lab("list")).stdout, re.MULTILINE)
 
 
 def test_list_takes_an_op_only(lab):
@@ -94,6 +96,14 @@ def test_show_tells_what_the_compiler_made(lab):
     launch = report["actions"][0]
     assert launch["spill_stores"] == 0 and launch["occupancy"]["blocks"] >= 1 and launch["mix"]["FFMA"] >= 64
     assert "prose" in report and report["prose"] in step.source.read_text().replace("// ", "").replace("//", "")
+
+
+@pytest.mark.parametrize("words", [("list",), ("show", "step5"), ("doctor",)])
+def test_tables_and_prose_fit_a_narrow_terminal(lab, monkeypatch, results_folder, row, words):
+    results.append(results_folder / "nvidia_h200.jsonl", [row()])
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = works(lab(*words)).stdout.partition("What gets")[0].splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith(("folder", "sgemm/"))] == []
 
 
 def test_show_takes_one_step(lab):
