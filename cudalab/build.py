@@ -252,8 +252,8 @@ def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:
     for symbol, params, directives in re.findall(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?(.*?)\{", ptx, re.DOTALL):
         used = resources.get(symbol)
         if used is None or used["registers"] is None or used["stack"] is None:
-            raise CompileError(f"NVRTC {nvrtc.version()} compiled '{symbol}' but its log does not say what registers and stack it takes, so the "
-                               f"lab cannot use it: keep to the NVRTC of the extras ({cure()})")
+            raise CompileError(f"NVRTC {nvrtc.version()} compiled '{symbol}' but its log does not say what registers and stack it takes, "
+                               f"so the lab cannot use it: keep to the NVRTC of the extras ({cure()})")
         threads = re.search(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives)
         name = _plain_name(symbol)
         kernels.append(Kernel(

@@ -14,6 +14,7 @@ import numpy as np
 from cudalab.build import build, target_for, verify
 from cudalab.devices import Device
 from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName, UnusableDevice
+from cudalab.installed import cure
 from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Tensor
 
 SENTINEL = 0xA5  # every byte of an integer output before a run: a value that no kernel here computes
@@ -189,7 +190,7 @@ class Gpu:
             if status in (self._driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, self._driver.CUresult.CUDA_ERROR_INVALID_IMAGE,
                           self._driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION):
                 raise NoDevice(f"the driver (CUDA {self.device.driver}) refuses the code that NVRTC made for {built.target}: "
-                               f"update the driver, or install the other line: pip install -e '.[cuda12]'")
+                               f"update the driver, or in a fresh environment pip install -e '.[cuda12]'")
             self._check(status, f"loading {built.folder.name}")
             self._modules[built.folder] = module
         return self._modules[built.folder]
@@ -244,7 +245,7 @@ def _open_driver(ordinal: int):
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise NoDevice(f"cuda.bindings is not installed ({error}); pip install -e '.[cuda12]'") from None
+        raise NoDevice(f"cuda.bindings is not installed ({error}): {cure(gpu=True)}") from None
     try:
         status = driver.cuInit(0)[0]
     except RuntimeError:
@@ -271,7 +272,7 @@ def _import_cupy(driver_version: int):
         import cupy
         runtime = cupy.cuda.runtime.runtimeGetVersion()
     except ImportError as error:
-        raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
+        raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}): {cure(gpu=True)}") from None
     if driver_version // 1000 < runtime // 1000:  # within one major version every driver runs every toolkit
         raise UnusableDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are "
                              f"for CUDA {runtime // 1000}: update the driver, "

@@ -36,10 +36,10 @@ def fold(text: str, indent: str = "") -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A time in the unit that a person would take."""
+    """A time in the unit that a person would take, four digits: 2.740 ms."""
     for unit, scale in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1 or unit == "µs":
-            return f"{seconds * scale:.4g} {unit}"
+            return f"{format(seconds * scale, '#.4g').rstrip('.')} {unit}"
 
 
 def shape_text(shape: Mapping[str, int]) -> str:

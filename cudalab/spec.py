@@ -211,7 +211,7 @@ class Op:
             return {name: Tensor(name, evaluate(shape, problem), self.dtype, role) for name, shape in shapes.items()}
         return make(self.inputs, "in") | make(self.outputs, "out")
 
-    def step(self, number: int, *, title: str | None = None, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
+    def step(self, number: int, *, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
              spills: bool = False, **tunables: int | Callable[[Values], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
@@ -262,7 +262,7 @@ class Step:
         return title.rstrip("."), "\n".join(prose).strip("\n")
 
     def config(self, problem: Values, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
-        """The tunables for a problem.  Raises BadConfig for a name that the step does not have, or a value below 1 that it does not know."""
+        """The tunables for a problem.  Raises BadConfig for a name that the step does not have, or a value below 1 that it never takes."""
         for name in overrides:
             if name not in self.tunables:
                 raise BadConfig(f"{self.path} has no tunable {name}; it has {' '.join(self.tunables) or 'none'}")
@@ -308,7 +308,8 @@ def _normalise(action, tensors: Mapping[str, Tensor], problem: Values):
     if math.prod(block) > MAX_BLOCK[0]:
         raise BadLaunch(f"{action.entry}: a block of {block} has {math.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
     names = action.args.split() if isinstance(action.args, str) else action.args
-    return Launch(action.entry, grid, block, tuple(_argument(a, tensors, problem, action.entry) for a in names), action.smem, action.cluster)
+    args = tuple(_argument(name, tensors, problem, action.entry) for name in names)
+    return Launch(action.entry, grid, block, args, action.smem, action.cluster)
 
 
 def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:

@@ -157,12 +157,13 @@ def _ptx(built) -> list[str]:
 
 
 def _sass(built) -> list[str]:
-    """The instructions of every kernel, with the line of the .cu that each came from in front."""
+    """The instructions of every kernel but the padding, with the line of the .cu that each came from in front."""
     from cudalab import sass
     found = []
     for symbol, instructions in sass.functions(built.sass).items():
         found.append(f"{symbol}:")
-        found += [f"{i.line or '':>4}  {'@' + i.predicate if i.predicate else '':<5} {i.opcode} {i.operands}" for i in instructions]
+        found += [f"{i.line or '':>4}  {'@' + i.predicate if i.predicate else '':<5} {i.opcode} {i.operands}".rstrip() for i in instructions
+                  if i.opcode != "NOP"]
     return found
 
 

@@ -68,10 +68,9 @@ def is_file(text: str) -> bool:
 
 def one_step(text: str, settings: Mapping[str, int], own: Mapping[str, str | None]):
     """Like `targets`, for a place where only one step makes sense."""
+    from cudalab import registry
     found = targets(text, settings, own)
-    if len(found) > 1:
-        raise UnknownName(f"'{text}' is a whole ladder; name one step of it: {', '.join(s.path for s in found[:3])}, …")
-    return found[0]
+    return found[0] if len(found) == 1 else registry.resolve_step(text)
 
 
 def plans(step, texts: tuple[str, ...], settings: Mapping[str, int]) -> list:
