@@ -451,6 +451,13 @@ def test_ctrl_c_keeps_the_best_so_far(tuned):
     assert not json.loads(result.stdout)[0]["finished"]
 
 
+def test_tune_is_refused_before_the_search_where_nothing_can_be_kept(lab, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUDALAB_RESULTS", str(tmp_path / "file"))
+    monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+    fails(lab("tune", "step5"), "cannot write", "choose another")
+
+
 def test_tune_with_nothing_left_to_search_is_an_error(lab):
     step = registry.resolve_step("step5")
     held = " ".join(f"{name}={values[0]}" for name, values in step.tune.items())

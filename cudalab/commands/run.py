@@ -193,6 +193,7 @@ def tune(target, shapes, sets, seed, as_json):
     problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
     spaces = [tuning.space(step, problem, settings) for problem in problems]  # wrong settings are said before a device is needed
     place = gpu.backend("gpu")
+    results.append(results.tuned_file(place.device.name), [])  # a folder that cannot be written is said now, not after the search
     found = []
     try:
         for problem, (legal, refused) in zip(problems, spaces, strict=True):
