@@ -71,11 +71,11 @@ class Gpu:
             return {name: buffers[name].get() for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
 
     def allocate(self, tensors: Iterable[Tensor], what: str) -> dict:
-        """An uninitialised CuPy array for each tensor.  Raises OutOfMemory before anything is taken."""
+        """A CuPy array for each tensor: zeros for a state, uninitialised for the rest.  Raises OutOfMemory before anything is taken."""
         tensors = list(tensors)
         self.require(sum(t.nbytes for t in tensors), what)
         with self.stream:
-            return {t.name: self._cupy.empty(t.shape, DTYPES[t.dtype]) for t in tensors}
+            return {t.name: (self._cupy.zeros if t.role == "state" else self._cupy.empty)(t.shape, DTYPES[t.dtype]) for t in tensors}
 
     def require(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemory unless the device has `nbytes` free (blocks that CuPy's pool keeps unused count as free)."""

@@ -60,7 +60,11 @@ class Values(Mapping):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A named buffer of a plan.  `role`: in, out, inout (restored between repeats), scratch (poisoned unless filled)."""
+    """A named buffer of a plan.
+
+    role: in, out, inout (restored between repeats), scratch (poisoned unless filled), state (zero before the first run; what a
+    run leaves in it is what the next one finds).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -79,6 +83,11 @@ class Tensor:
 def scratch(name: str, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
     """Working memory that a step needs beside the op's tensors; yield it before the launches that use it."""
     return Tensor(name, shape, dtype, "scratch")
+
+
+def state(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A buffer of zeros that a step's kernels leave as they found it, such as flags; yield it before the launches that use it."""
+    return Tensor(name, shape, dtype, "state")
 
 
 @dataclass(frozen=True)

@@ -180,18 +180,20 @@ def _changes(found, report) -> str:
 @click.argument("target", metavar="STEP")
 @opt.shape
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Hold a tunable at one value.  May be repeated.")
+@click.option("--sample", type=click.IntRange(1), metavar="COUNT", help="Try so many configurations, drawn at random.  [default: all]")
 @opt.seed
 @opt.as_json
-def tune(target, shapes, sets, seed, as_json):
+def tune(target, shapes, sets, sample, seed, as_json):
     """Search a step's legal configurations at a shape, and keep the best where `bench` finds it.
 
     Example: python cli.py tune step5 --shape 4096
+             python cli.py tune step12 --shape "4096 1000" --sample 200
     """
     from cudalab import gpu, registry, report, results
     from cudalab import tune as tuning
     step, settings = registry.resolve_step(target), opt.assignments(sets)
     problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
-    spaces = [tuning.space(step, problem, settings) for problem in problems]  # wrong settings are said before a device is needed
+    spaces = [tuning.space(step, problem, settings, sample, seed) for problem in problems]  # wrong settings are said before a device is needed
     place = gpu.backend("gpu")
     results.append(results.tuned_file(place.device.name), [])  # a folder that cannot be written is said now, not after the search
     found = []
