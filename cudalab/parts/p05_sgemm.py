@@ -128,10 +128,11 @@ def check_ragged(p, c, depth, columns):
         raise BadConfig(f"RAGGED=0: {p} does not end with a slice of {depth} and a tile of {c.BN}; leave RAGGED=1")
 
 
-def shared_bytes(c, slices=1):
-    """Dynamic shared memory of steps 10 to 12: the stages, or what the end needs of the same room (sums, rows on their way out)."""
-    depth, threads = c.BK * slices, (c.BM // c.TM) * (c.BN // c.TN) * slices
-    return 4 * max(c.STAGES * depth * (c.BM + 4 + c.BN), (slices > 1) * slices * c.TN * threads, threads // 32 * 4 * (8 * c.TN + 1))
+def shared_bytes(c, slices=1, apart=False):
+    """Dynamic shared memory of steps 10 to 12: the stages and, in the same room or apart, what the end needs (sums, rows on their way out)."""
+    threads = (c.BM // c.TM) * (c.BN // c.TN) * slices
+    stages, sums, rows = c.STAGES * c.BK * slices * (c.BM + 4 + c.BN), slices * c.TN * threads, threads // 32 * 4 * (8 * c.TN + 1)
+    return 4 * (stages + rows if apart else max(stages, rows, sums if slices > 1 else 0))
 
 
 @sgemm.step(10, BM=128, BN=256, BK=8, TM=8, TN=16, STAGES=4, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
@@ -173,7 +174,7 @@ def stream_k(p, c):
     workers = min(c.WORKERS, tiles_of_c * cdiv(p.K, c.BK * c.SLICES)) or tiles_of_c
     yield scratch("partial", (workers, c.BM, c.BN))
     yield state("flags", (workers,), "i32")
-    yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES, smem=shared_bytes(c, c.SLICES),
+    yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES, smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
                  args=("A", "B", "C", "partial", "flags", "M", "N", "K", i32(columns)))
     if fringe:
         yield Launch("sgemm_fringe", grid=cdiv(p.M, 8), block=256, args=("A", "B", "C", "M", "N", "K", i32(columns)))

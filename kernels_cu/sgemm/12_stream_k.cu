@@ -5,6 +5,7 @@
 // starts inside a tile leaves its sums in `partial` and raises its flag; the block with the tile's first slice waits for
 // those flags, adds the sums in a fixed order, so that every run gives the same bits, and stores the tile. A block works on
 // its piece from the front and so gives before it waits: nobody waits for a block that waits itself.
+// The next tile's first slices are copied while this tile's sums are stored.
 // A few columns past the last full tile would cost a column of tiles: sgemm_fringe takes them, one warp a row of C.
 // A block owns one BM x BN tile of C after another; inside it is step 11.
 // Limited now by: the register banks. A 16-byte read from shared memory writes four registers through the ports that the
@@ -20,6 +21,7 @@ constexpr int LDA = BM + 4;  // sA's rows are padded, so that the lanes that tur
 constexpr unsigned STAGE = 4 * DEPTH * (LDA + BN);  // bytes
 constexpr int PER_ROW_A = THREADS / BM, PER_ROW_B = THREADS / DEPTH;  // threads that copy one row of A, of B
 constexpr int RUN_A = DEPTH / PER_ROW_A;                              // neighbours of A's row that a thread copies
+constexpr bool AHEAD = SLICES == 1;  // the next tile's copies start before this one's sums are stored
 constexpr int LOADS_A = TM / 4, LOADS = LOADS_A + TN / 4;             // 16-byte reads that one k needs
 constexpr int FRINGE_THREADS = 256;
 
@@ -39,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* __restrict__ partial,
       int* __restrict__ flags, int M, int N, int K, int columns) {
     extern __shared__ __align__(16) float shared[];
+    float* const ends = AHEAD ? shared + STAGES * STAGE / 4 : shared;  // room for sums on their way out of a tile
     const unsigned base = shared_address(shared);
 
     const int group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32;
@@ -54,42 +57,48 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
     const auto piece = [&](int block) {  // where the piece of a block starts
         return static_cast<long long>(tiles_m) * tiles_n * slices * block / static_cast<int>(gridDim.x);
     };
-    const long long end = piece(blockIdx.x + 1);
-    for (long long begin = piece(blockIdx.x); begin < end;) {
-        const int tile = static_cast<int>(begin / slices), first = static_cast<int>(begin % slices);
-        const int last = static_cast<int>(min(static_cast<long long>(slices), first + (end - begin)));
+    // the tile in work, and where its next slice comes from
+    int tile, first, last, block_row, block_col, k_left;
+    const float *from_a, *from_b;
+    const auto copy_slice = [&](unsigned stage) {
+        if (!RAGGED || (k_left >= DEPTH && block_col + BN <= columns)) {
+#pragma unroll
+            for (int i = 0; i < RUN_A; ++i) cp_async<4>(to_a + stage + 4 * i * LDA, from_a + i);
+#pragma unroll
+            for (int i = 0; i < BN; i += PER_ROW_B * VEC_N) cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i);
+        } else {  // zeros past the edges
+#pragma unroll
+            for (int i = 0; i < RUN_A; ++i) cp_async<4>(to_a + stage + 4 * i * LDA, from_a + i, k_a + i < k_left);
+#pragma unroll
+            for (int i = 0; i < BN; i += PER_ROW_B * VEC_N)
+                cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i, k_b < k_left && block_col + col_b + i < columns);
+        }
+        from_a += DEPTH;
+        from_b += static_cast<size_t>(DEPTH) * N;
+        k_left -= DEPTH;
+    };
+    const auto open_tile = [&](long long begin, long long end) {  // its first slices are on their way when this returns
+        tile = static_cast<int>(begin / slices), first = static_cast<int>(begin % slices);
+        last = static_cast<int>(min(static_cast<long long>(slices), first + (end - begin)));
         const int band = tile / (RASTER * tiles_n), in_band = tile % (RASTER * tiles_n);
         const int height = min(RASTER, tiles_m - band * RASTER);
-        const int block_row = (band * RASTER + in_band % height) * BM, block_col = in_band / height * BN;
-
+        block_row = (band * RASTER + in_band % height) * BM, block_col = in_band / height * BN;
         // rows past C's last are copies of it, and never stored
-        const float* from_a = A + static_cast<size_t>(min(block_row + row_a, M - 1)) * K + first * DEPTH + k_a;
-        const float* from_b = B + static_cast<size_t>(first * DEPTH + k_b) * N + block_col + col_b;
-        int k_left = K - first * DEPTH;
-        const auto copy_slice = [&](unsigned stage) {
-            if (!RAGGED || (k_left >= DEPTH && block_col + BN <= columns)) {
-#pragma unroll
-                for (int i = 0; i < RUN_A; ++i) cp_async<4>(to_a + stage + 4 * i * LDA, from_a + i);
-#pragma unroll
-                for (int i = 0; i < BN; i += PER_ROW_B * VEC_N) cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i);
-            } else {  // zeros past the edges
-#pragma unroll
-                for (int i = 0; i < RUN_A; ++i) cp_async<4>(to_a + stage + 4 * i * LDA, from_a + i, k_a + i < k_left);
-#pragma unroll
-                for (int i = 0; i < BN; i += PER_ROW_B * VEC_N)
-                    cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i, k_b < k_left && block_col + col_b + i < columns);
-            }
-            from_a += DEPTH;
-            from_b += static_cast<size_t>(DEPTH) * N;
-            k_left -= DEPTH;
-        };
-
-        int left = last - first;
+        from_a = A + static_cast<size_t>(min(block_row + row_a, M - 1)) * K + first * DEPTH + k_a;
+        from_b = B + static_cast<size_t>(first * DEPTH + k_b) * N + block_col + col_b;
+        k_left = K - first * DEPTH;
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i) {
-            if (i < left) copy_slice(i * STAGE);
+            if (i < last - first) copy_slice(i * STAGE);
             cp_async_commit();
         }
+    };
+
+    long long begin = piece(blockIdx.x);
+    const long long end = piece(blockIdx.x + 1);
+    if (begin < end) open_tile(begin, end);
+    while (begin < end) {
+        int left = last - first;
         cp_async_wait<STAGES - 2>();
         __syncthreads();  // the first slice has landed for everyone
 
@@ -126,11 +135,16 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             }
         } while (--left > 0);
         cp_async_wait<0>();
-        __syncthreads();  // everyone has read the last slice: shared memory is free
+        __syncthreads();  // everyone has read the last slice: the stages are free
+
+        // the next tile's first slices travel while this one's sums do
+        const int this_tile = tile, this_first = first, this_row = block_row, this_col = block_col;
+        begin += last - first;
+        if (AHEAD && begin < end) open_tile(begin, end);
 
         if constexpr (SLICES > 1) {
             // the groups' sums meet in shared memory, SLICES rows at a time; group g goes on with the rows m % SLICES == g
-            float* const sums = shared + threadIdx.x % GROUP;
+            float* const sums = ends + threadIdx.x % GROUP;
 #pragma unroll
             for (int from = 0; from < TM; from += SLICES) {
 #pragma unroll
@@ -149,7 +163,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         }
 
         const auto partial_of = [&](int block) { return partial + static_cast<size_t>(block) * BM * BN + threadIdx.x % GROUP; };
-        if (first > 0) {
+        if (this_first > 0) {
 #pragma unroll
             for (int i = 0; i < TM * TN; ++i)
                 if (i / TN % SLICES == group) partial_of(blockIdx.x)[i * GROUP] = acc[i / TN][i % TN];
@@ -157,7 +171,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             __syncthreads();  // all of the block's sums are visible before its flag is
             if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
         } else {
-            for (int block = blockIdx.x + 1; piece(block) < static_cast<long long>(tile + 1) * slices; ++block) {
+            for (int block = blockIdx.x + 1; piece(block) < static_cast<long long>(this_tile + 1) * slices; ++block) {
                 if (threadIdx.x == 0) {
                     while (atomicAdd(&flags[block], 0) == 0) {}
                     flags[block] = 0;  // as the next launch expects it
@@ -169,7 +183,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                     if (i / TN % SLICES == group) acc[i / TN][i % TN] += __ldcg(&partial_of(block)[i * GROUP]);
             }
             // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
-            float* const rows = shared + threadIdx.x / 32 * LANES_M * (WN + 1);
+            float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
 #pragma unroll
             for (int m = 0; m < TM; ++m) {
                 if (m % SLICES != group) continue;
@@ -178,15 +192,17 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 __syncwarp();  // the rows are complete
 #pragma unroll
                 for (int i = 0; i < LANES_M * WN; i += 32) {
-                    const int row = block_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
-                    const int col = block_col + warp_n + i % WN + lane;
+                    const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
+                    const int col = this_col + warp_n + i % WN + lane;
                     if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
                 }
                 __syncwarp();  // the rows are read: the next four may take their place
             }
         }
-        __syncthreads();  // everyone is done with shared memory: the next tile's slices may land
-        begin += last - first;
+        if (!AHEAD) {
+            __syncthreads();  // everyone is done with shared memory: the next tile's slices may land
+            if (begin < end) open_tile(begin, end);
+        }
     }
 }
 
