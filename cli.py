@@ -1,5 +1,6 @@
 """The lab's command.  Verbs live in `cudalab/commands/`; whatever is slow to import is imported where it is used."""
 
+import errno
 import os
 import sys
 
@@ -18,6 +19,10 @@ class Lab(click.Group):
             return super().invoke(ctx)
         except LabError as error:
             raise click.ClickException(str(error)) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise click.ClickException(f"the disk is full, {error.filename or 'the output'} is not complete: make room") from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)

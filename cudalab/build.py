@@ -168,7 +168,8 @@ def verify(build: Build, plan: Plan) -> None:
             raise BadLaunch(f"{launch.entry}: a block of {threads} threads; its __launch_bounds__ allow {kernel.max_threads}")
         smem = kernel.static_smem + launch.smem
         if smem > limits(sm).smem_per_block:
-            raise BadLaunch(f"{launch.entry} needs {smem} bytes of shared memory a block; {build.target} has {limits(sm).smem_per_block}")
+            raise BadLaunch(f"{launch.entry} needs {smem} bytes of shared memory a block; {build.target} has {limits(sm).smem_per_block}: "
+                            f"take smaller tiles or fewer stages")
         if not occupancy(sm, threads, kernel.registers, smem).blocks:
             raise BadLaunch(f"{launch.entry}: {threads} threads of {kernel.registers} registers are more than {build.target} holds")
         if launch.cluster and (sm < 90 or any(size % part for size, part in zip(launch.grid, launch.cluster))):

@@ -56,7 +56,7 @@ def load_peer(text: str) -> Peer:
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's own code: whatever it raises is what they need to see
-        raise LabError(f"--peer {text}: {file} does not import: {type(error).__name__}: {error}") from error
+        raise LabError(f"--peer {text}: {file} does not import: {type(error).__name__}: {' '.join(str(error).split())}") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]

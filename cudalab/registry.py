@@ -29,7 +29,7 @@ def resolve(text: str) -> Op | Step:
     if found:
         raise UnknownName(f"'{text}' is ambiguous: {', '.join(step.path for step in found)}")
     known = [name for step in steps() for name in _names(step)] + list(ops())
-    near = difflib.get_close_matches(text, known, n=3, cutoff=0.5) or list(ops())
+    near = difflib.get_close_matches(text, dict.fromkeys(known), n=3, cutoff=0.5) or list(ops())
     raise UnknownName(f"no step or op is called '{text}'; nearest: {', '.join(near)} ('list' shows all)")
 
 

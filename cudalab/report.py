@@ -84,7 +84,8 @@ def checked(verdicts: Sequence[Mapping]) -> str:
         wrong = [v for v in mine if not v["passed"]]
         rounded = [v for v in mine if v["error"] is not None and v["bound"] > 0]
         worst = max(rounded, key=lambda v: v["error"] / v["bound"], default=None)
-        lines.append(("/".join(name), len({tuple(v["shape"].items()) for v in mine}), f"{len(wrong)} of {len(mine)} WRONG" if wrong else "right",
+        shapes = {tuple(v["shape"].items()) for v in mine}
+        lines.append(("/".join(name), len(shapes), f"{len(wrong)} of {len(mine)} WRONG" if wrong else "right",
                       *((f"{worst['error']:.2e}", f"{worst['bound']:.2e}", shape_text(worst["shape"])) if worst else ("-", "-", ""))))
         failures += [("/".join(name), shape_text(v["shape"]), v["inputs"], v["reason"]) for v in wrong]
     text = table(lines, ("step", "shapes", "result", "worst error", "bound", "at"), left=(0, 2, 5))

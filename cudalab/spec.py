@@ -225,7 +225,8 @@ class Op:
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
-        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it.  spills: the step is there to teach register spills.
+        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it.
+        spills: the step is there to teach register spills.
         """
         def register(plan):
             step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,

@@ -1,6 +1,11 @@
-"""What every test shares: no test reads or writes the results of this checkout."""
+"""What every test shares: no test reads or writes the results of this checkout, and the command finds no GPU unless one is played."""
 
+import click.testing
 import pytest
+
+import cli
+from cudalab import build, gpu
+from cudalab.errors import NoDevice
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +29,13 @@ def row():
                     peer_time_s=peer_time_s, ratio=peer_time_s and peer_time_s / time_s, config=dict(BM=128), seed=0,
                     date="2026-12-01T00:00:00Z") | fields
     return make
+
+
+@pytest.fixture
+def lab(monkeypatch):
+    """Runs the command on a machine without a GPU; returns click's result."""
+    def none(ordinal):
+        raise NoDevice("there is no NVIDIA driver here")
+    monkeypatch.setattr(gpu, "_open_driver", none)
+    monkeypatch.setenv("CUDALAB_DUMPS", str(build.dumps_folder()))  # --dumps sets it for the run; put it back afterwards
+    return lambda *words: click.testing.CliRunner().invoke(cli.main, [str(word) for word in words])

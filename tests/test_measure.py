@@ -168,6 +168,8 @@ def test_a_users_peer_is_loaded_from_its_file(tmp_path):
     file.write_text("def mine(problem, buffers):\n    return lambda: buffers.append(problem['M'])\n\n"
                     "def nothing(problem, buffers):\n    pass\n")
     peer = peers.find_peer(f"{file}:mine")
+    assert peers.find_peer(f"{file.rename(tmp_path / 'mine.txt')}:mine").name == "mine.txt:mine", "whatever the file's suffix"
+    (tmp_path / "mine.txt").rename(file)
     seen = []
     peer.prepare(PROBLEM, seen, None)()
     assert seen == [256] and peer.name == "mine.py:mine" and peer.missing() is None
@@ -176,7 +178,8 @@ def test_a_users_peer_is_loaded_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("name, content, word", [("f", None, "no file"), ("f", "import nothing_of_this_name", "does not import"),
-                                                 ("f", "def g(): pass", "it has g"), ("f", "def (", "SyntaxError")])
+                                                 ("f", "def g(): pass", "it has g"), ("f", "def (", "SyntaxError"),
+                                                 ("f", "raise SystemExit(3)", "SystemExit: 3"), ("f", "raise ValueError('a\\nb')", "a b")])
 def test_a_users_peer_that_does_not_load_is_one_line(tmp_path, name, content, word):
     file = tmp_path / "mine.py"
     if content is not None:

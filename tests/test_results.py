@@ -142,7 +142,8 @@ def test_the_readme_gets_the_tables_and_keeps_the_rest(tmp_path, row):
 
 def test_the_readme_says_where_the_library_is_faster_and_leaves_out_a_peer_of_one_step(row):
     slow, fast = dict(M=1024, N=1024, K=1024), dict(M=4096, N=4096, K=4096)
-    text = ladder.tables([row(shape=fast, time_s=2e-3), row(shape=fast, time_s=2e-3, peer="cublaslt"), row(shape=slow), row(step="01_naive")])
+    text = ladder.tables([row(shape=fast, time_s=2e-3), row(shape=fast, time_s=2e-3, peer="cublaslt"),
+                          row(shape=slow), row(step="01_naive")])
     assert "Beside cublas: 0.750 to 1.500 times as fast, slower at 1024³." in text
     assert "geometric mean" not in text and "Beside cublaslt: 1.500" in text
     assert "| share of the roof | × cublas |\n" in text, "the ladder shows the peers that every step was measured against"

@@ -194,11 +194,14 @@ def tune(target, shapes, sets, sample, seed, as_json):
     """
     from cudalab import gpu, registry, report, results
     from cudalab import tune as tuning
+    if opt.is_file(target):
+        raise LabError(f"tune searches what a step of the lab names; with a file of your own: 'bench {target} --set NAME=VALUE'")
     step, settings = registry.resolve_step(target), opt.assignments(sets)
     problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
     total = tuning.size(step, settings)
     count = (DRAWN if total > LARGE else 0) if sample is None else sample
-    spaces = [tuning.space(step, problem, settings, count or total, seed) for problem in problems]  # wrong settings are said without a device
+    # before a device is looked for: wrong settings are said without one
+    spaces = [tuning.space(step, problem, settings, count or total, seed) for problem in problems]
     place = gpu.backend("gpu")
     if sample is None and count:
         opt.note(f"{step.path} has {total} combinations, {count} of them are drawn (--seed {seed}); '--sample 0' tries all")

@@ -44,7 +44,8 @@ def results(ctx, wanted, device, readme, plot, as_json):
     if as_json:
         return opt.print_json(rows)
     if not rows:
-        return opt.note(f"no rows in {store.root()} yet: 'bench STEP --save FILE' measures, 'results merge FILE' brings them in")
+        which = "rows of what was asked for" if device is not None or wanted is not None else "rows"
+        return opt.note(f"no {which} in {store.root()} yet: 'bench STEP --save FILE' measures, 'results merge FILE' brings them in")
     for name in dict.fromkeys(row["device"] for row in rows):
         mine = sorted((r for r in rows if r["device"] == name), key=lambda r: (r["op"], r["step"], -r["flops"], r["peer"] or ""))
         click.echo(f"{name}\n\n{report.measured(mine)}\n")

@@ -30,7 +30,7 @@ sgemm = Op(
     peers=("cublas", "cublaslt"),
     shapes=dict(
         emulate=shapes("257x130x70 1x1x1", DIMS),
-        check=shapes("512 257x130x70 1x1x1 1x333x77 333x1x129 128x128x1 1000x1000x1000 129x255x513 4096x64x32 64x4096x33 1537x1793x65", DIMS),
+        check=shapes("512 257x130x70 1x1x1 1x333x77 333x1x129 128x128x1 1000 129x255x513 4096x64x32 64x4096x33 1537x1793x65", DIMS),
         bench=shapes("4096 2048 8192 4096x4096x1024 8192x1024x4096 4095x4097x4093 1024 1000", DIMS),
     ),
 )
@@ -125,11 +125,11 @@ def ragged(p):
 def check_ragged(p, c, depth, columns):
     """Raises BadConfig where RAGGED=0 would read past the edge of A or B."""
     if not c.RAGGED and (p.K % depth or columns % c.BN):
-        raise BadConfig(f"RAGGED=0: {p} does not end with a slice of {depth} and a tile of {c.BN}; leave RAGGED=1")
+        raise BadConfig(f"RAGGED=0: {p} does not end with a slice of {depth} and a tile of {c.BN}; set RAGGED=1")
 
 
 def shared_bytes(c, slices=1, apart=False):
-    """Dynamic shared memory of steps 10 to 12: the stages and, in the same room or apart, what the end needs (sums, rows on their way out)."""
+    """Dynamic shared memory of steps 10 to 12: the stages and, in the same room or apart, what the end needs (sums, rows)."""
     threads = (c.BM // c.TM) * (c.BN // c.TN) * slices
     stages, sums, rows = c.STAGES * c.BK * slices * (c.BM + 4 + c.BN), slices * c.TN * threads, threads // 32 * 4 * (8 * c.TN + 1)
     return 4 * (stages + rows if apart else max(stages, rows, sums if slices > 1 else 0))
@@ -175,7 +175,8 @@ def stream_k(p, c):
     workers = min(c.WORKERS, tiles_of_c * cdiv(p.K, c.BK * c.SLICES)) or tiles_of_c
     yield scratch("partial", (workers, c.BM, c.BN))
     yield state("flags", (workers,), "i32")
-    yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES, smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
+    yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES,
+                 smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
                  args=("A", "B", "C", "partial", "flags", "M", "N", "K", i32(columns)))
     if fringe:
         yield Launch("sgemm_fringe", grid=cdiv(p.M, 8), block=256, args=("A", "B", "C", "M", "N", "K", i32(columns)))
