@@ -212,6 +212,8 @@ def test_tune_keeps_nothing_slower_than_what_was_kept(tuned, monkeypatch):
     last = dict(step.config(problem)) | dict(BK=4)  # not among the values that are searched
     results.save_tuned(step, Played.device.name, problem, last, 1e-3)
     assert tuned(Stand(lambda c: 1e-3 if c.BK == 4 else 2e-3))[1] == last
+    assert tuned(Stand(lambda c: 1e-3 if c.BK == 4 else 2e-3), "--set", "BK=8")[1]["BK"] == 8
+    results.save_tuned(step, Played.device.name, problem, last, 1e-3)
     timed = []
 
     def time_of(config):

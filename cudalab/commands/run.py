@@ -211,9 +211,12 @@ def tune(target, shapes, sets, sample, seed, as_json):
         for problem, (legal, refused) in zip(problems, spaces, strict=True):
             search = tuning.Search(step, problem, refused=refused)
             last = results.tuned(step, place.device.name, problem)
-            last = last and step.plan(problem, step.config(problem, {**last, **settings}))
-            if last and all(plan.config != last.config for plan in legal):
-                legal.insert(1, last)  # what is kept is never slower than what was
+            if last and settings.items() <= last.items():
+                last = step.plan(problem, step.config(problem, last))
+                if all(plan.config != last.config for plan in legal):
+                    legal.insert(1, last)  # what is kept is never slower than what was
+            else:  # values that are held now come before what was kept with others
+                last = None
             try:
                 label = f"{step.path} at {report.shape_text(problem)}"
                 with opt.progress(len(legal), label) as bar:
