@@ -26,6 +26,7 @@ ASSERTION = re.compile(r'\((\d+)\): error: static assertion failed(?: with "(.*)
 TOO_MUCH = re.compile(r"ptxas (?:error|fatal)\s*:\s*(.*(?:uses too|too many|register|resource|exceeds).*)", re.IGNORECASE)
 CACHING = (12, 9)  # from here on NVRTC keeps a cache of its own, and what it takes from there comes with an empty log: no resources
 PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal)\s*:\s*(.*)")
+_first, _loaded = threading.Lock(), []  # see compile_program
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,15 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
     Raises BadConfig (a static_assert fails, too few resources), CompileError with NVRTC's message, BadLaunch for a name expression
     that names no kernel, MissingTool, and UnknownName for a target that this NVRTC does not know.
     """
+    with _first:  # NVRTC loads its builtins in a process's first compilation, and finds none where two threads begin at once
+        if not _loaded:
+            program = _compile_program(source, text, options, names)
+            _loaded.append(True)
+            return program
+    return _compile_program(source, text, options, names)
+
+
+def _compile_program(source: Path, text: bytes, options: list[str], names: list[str]) -> Program:
     try:
         from cuda.bindings import nvrtc
     except ImportError:

@@ -5,11 +5,13 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import toy
@@ -204,6 +206,20 @@ def test_processes_that_build_the_same_at_once_all_succeed(tmp_path):
     assert os.listdir(tmp_path / "dumps/toy/kernel") == [got.pop()[0]]
 
 
+def test_threads_whose_first_compilation_is_at_once_all_succeed(tmp_path):
+    """`tune` compiles like this.  A fresh process: NVRTC fails only where a first compilation is not alone."""
+    code = ("import sys, toy\nfrom concurrent.futures import ThreadPoolExecutor\nfrom pathlib import Path\n"
+            "from cudalab.build import build\nfolder = Path(sys.argv[1])\nplans = [toy.plan(folder, W=w) for w in range(4)]\n"
+            "with ThreadPoolExecutor(4) as pool:\n"
+            "    print(len({b.folder for b in pool.map(lambda p: build(p, 'sm_80', dumps=folder / 'dumps'), plans)}))")
+    folders = [str(KERNELS.parent), str(Path(__file__).parent)]
+    for _ in range(2):
+        ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)})
+        assert (ran.returncode, ran.stdout) == (0, "4\n"), ran.stderr
+        shutil.rmtree(tmp_path / "dumps")
+
+
 def test_another_process_that_was_faster_is_believed(tmp_path, monkeypatch):
     plan, compile_program = toy.plan(tmp_path), nvrtc.compile_program
 
@@ -216,7 +232,15 @@ def test_another_process_that_was_faster_is_believed(tmp_path, monkeypatch):
     assert not built.cached and os.listdir(built.folder.parent) == [built.folder.name]
 
 
-def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch):
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch, ctrl_c):
     def interrupted(path, content):
         path.with_name("half").touch()
         os.kill(os.getpid(), signal.SIGINT)
@@ -227,7 +251,7 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "dumps/toy/kernel") == []
 
 
-def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp_path, monkeypatch):
+def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp_path, monkeypatch, ctrl_c):
     from cuda.bindings import nvrtc as binding
 
     def deaf(*arguments):
