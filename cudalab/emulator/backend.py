@@ -1,0 +1,132 @@
+"""The backend that runs plans without a GPU: the PTX that NVRTC wrote, on the CPU.  It never reports a time for a kernel."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cudalab.build import build, verify
+from cudalab.emulator import families  # noqa: F401  (fills the instruction table)
+from cudalab.emulator.chunk import WARP, Chunk
+from cudalab.emulator.errors import PtxError
+from cudalab.emulator.image import Image, Layout
+from cudalab.emulator.memory import BLOCK_ALIGN, UNSET, Memory
+from cudalab.emulator.parser import parse
+from cudalab.emulator.rounding import arithmetic
+from cudalab.emulator.scheduler import Scheduler
+from cudalab.emulator.segments import cut
+from cudalab.errors import BadLaunch
+from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer
+
+LANES = 16384  # that run together: enough to make NumPy's cost per call small, few enough for its arrays to stay in cache
+PATIENCE = 10_000_000  # steps of one chunk
+SENTINEL = 0xA5  # every byte of an integer output before a run, as in cudalab.gpu
+
+
+class Program:
+    """A module of PTX made ready: segments of every kernel that has been asked for.  watched: with calls to observers compiled in."""
+
+    def __init__(self, ptx: str, watched: bool = False):
+        self.module = parse(ptx)
+        self.layout = Layout.of(self.module)
+        self.watched = watched
+        self._kernels = {}
+
+    def kernel(self, symbol: str) -> tuple[Image, dict]:
+        """The kernel's image and segments."""
+        if symbol not in self._kernels:
+            function = self.module.functions.get(symbol)
+            if function is None or not function.entry or function.body is None:
+                raise PtxError(f"the PTX has no kernel {symbol}")
+            image = Image(self.layout, function)
+            self._kernels[symbol] = image, cut(image)
+        return self._kernels[symbol]
+
+
+class Emulator:
+    """Runs plans on the CPU.
+
+    target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
+    output: called with each line that a kernel prints.
+    """
+
+    name = "emulator"
+
+    def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES, output=print):
+        self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
+        self._programs: dict[str, Program] = {}
+
+    def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first.
+
+        Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong.
+        """
+        built = build(plan, self.target)
+        verify(built, plan)
+        program = self.program(built.ptx)
+        kernels = {launch.entry: program.kernel(built.kernels[launch.entry].symbol) for launch in plan.launches}
+        memory = self._memory(plan, program, kernels)
+        for name, tensor in plan.tensors.items():
+            if tensor.role in ("in", "inout"):
+                memory.array(name)[:] = np.ascontiguousarray(inputs[name], DTYPES[tensor.dtype]).reshape(-1).view(np.uint8)
+            else:
+                real = tensor.role == "scratch" or DTYPES[tensor.dtype].kind == "f"
+                memory.array(name)[:] = UNSET if real else SENTINEL
+        for action in plan.actions:
+            match action:
+                case Launch():
+                    self._launch(*kernels[action.entry], action, plan, memory)
+                case Fill():
+                    memory.array(action.name)[:] = action.byte
+                case Copy():
+                    if plan.tensors[action.target].nbytes != plan.tensors[action.source].nbytes:
+                        raise BadLaunch(f"a copy between buffers of {plan.tensors[action.source].nbytes} and "
+                                        f"{plan.tensors[action.target].nbytes} bytes")
+                    memory.array(action.target)[:] = memory.array(action.source)
+        return {name: memory.array(name).view(DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
+                for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
+
+    def program(self, ptx: str) -> Program:
+        """PTX text made ready; kept for the next run."""
+        if ptx not in self._programs:
+            self._programs[ptx] = Program(ptx, bool(self.observers))
+        return self._programs[ptx]
+
+    def blocks_together(self, launch: Launch) -> int:
+        """How many blocks of a launch run together; never part of a cluster."""
+        threads = -(-int(np.prod(launch.block)) // WARP) * WARP
+        cluster = int(np.prod(launch.cluster or 1))
+        together = max(1, self.lanes // threads // cluster) * cluster
+        return min(together, int(np.prod(launch.grid)))
+
+    def _memory(self, plan: Plan, program: Program, kernels: Mapping) -> Memory:
+        param = shared = local = 0
+        for launch in plan.launches:
+            image, blocks = kernels[launch.entry][0], self.blocks_together(launch)
+            threads = -(-int(np.prod(launch.block)) // WARP) * WARP
+            param = max(param, image.param_size)
+            shared = max(shared, blocks * -(-max(image.shared_size(launch.smem), 1) // BLOCK_ALIGN) * BLOCK_ALIGN)
+            local = max(local, blocks * threads * -(-image.local_size // 16) * 16)
+        return Memory(program.layout, [(t.name, t.nbytes) for t in plan.tensors.values()], param, shared, local)
+
+    def _launch(self, image: Image, segments: dict, launch: Launch, plan: Plan, memory: Memory) -> None:
+        self._pass_arguments(image, launch, plan, memory)
+        memory.observers = self.observers
+        total, together = int(np.prod(launch.grid)), self.blocks_together(launch)
+        for first in range(0, total, together):
+            chunk = Chunk(image, launch, memory, first, min(together, total - first), self.observers, self.output)
+            for observer in self.observers:
+                observer.begin(chunk)
+            with arithmetic():
+                Scheduler(chunk, segments, PATIENCE).run()
+            for observer in self.observers:
+                observer.end(chunk)
+
+    def _pass_arguments(self, image: Image, launch: Launch, plan: Plan, memory: Memory) -> None:
+        for argument, param in zip(launch.args, image.kernel.params):
+            if isinstance(argument, Pointer):
+                region = memory.named[argument.name]
+                value = np.uint64(region.start + argument.offset * DTYPES[plan.tensors[argument.name].dtype].itemsize)
+            else:
+                value = np.array(argument.value, DTYPES[argument.dtype])
+            start = memory.param_start + image.offsets[param]
+            memory.bytes[start:start + param.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
