@@ -9,16 +9,16 @@ SYMBOLS = dict(add="+", sub="-", mul="*", div="/")
 
 
 def finish(code, ins, target, expression):
-    """Assign a float32 or float64 result, with .ftz and .sat done."""
+    """Assign a float32 or float64 result of arithmetic, with .ftz and .sat done."""
     if ins.has("ftz"):
         expression = f"flush({expression})"
     if ins.has("sat"):
         expression = f"saturate({expression})"
-    code.assign(target, expression, ins.type)
+    code.assign(target, expression, ins.type, number=True)
 
 
 def sources(code, ins, operands):
-    values = [code.value(o, ins.type) for o in operands]
+    values = [code.value(o, ins.type, number=True) for o in operands]
     return [f"flush({v})" for v in values] if ins.has("ftz") else values
 
 
@@ -34,8 +34,6 @@ def add_sub_mul(code, ins):
         if operation == "sub":
             operation, b = "add", f"(-{b})"
         finish(code, ins, ins.operands[0], f"{operation}{ins.type.bits}_rounded({a}, {b}, {mode!r})")
-    elif ins.type.name == "f32":
-        finish(code, ins, ins.operands[0], f"canonical({a} {SYMBOLS[operation]} {b})")
     else:
         finish(code, ins, ins.operands[0], f"{a} {SYMBOLS[operation]} {b}")
 
@@ -51,7 +49,7 @@ def fma(code, ins):
         a, b, c = sources(code, ins, (a, b, c))
         a, b = f"{a}.astype(f8)", f"{b}.astype(f8)"
     else:
-        a, b, c = code.double(a), code.double(b), code.value(c, "f32")
+        a, b, c = code.double(a), code.double(b), code.value(c, "f32", number=True)
     finish(code, ins, target, f"fma32({a}, {b}, {c})" if mode == "rn" else f"fma32_rounded({a}, {b}, {c}, {mode!r})")
 
 
@@ -63,7 +61,7 @@ def div(code, ins):
     elif mode_of(ins) != "rn":
         finish(code, ins, ins.operands[0], f"div{ins.type.bits}_rounded({a}, {b}, {mode_of(ins)!r})")
     else:
-        finish(code, ins, ins.operands[0], f"canonical({a} / {b})" if ins.type.name == "f32" else f"{a} / {b}")
+        finish(code, ins, ins.operands[0], f"{a} / {b}")
 
 
 @runtime
@@ -71,12 +69,8 @@ def div_approx(a, b):
     """Within 2 ulp; a divisor beyond 2**126 gives 0, or NaN below an infinity."""
     huge = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     with_huge = np.where(np.isinf(a), np.float32(np.nan), np.copysign(np.float32(0), a) * np.sign(b))
-    return canonical_copy(np.where(huge & ~np.isnan(a), with_huge, a / b))
+    return np.where(huge & ~np.isnan(a), with_huge, a / b)[()]
 
-
-def canonical_copy(value):
-    value = np.asarray(value, np.float32)
-    return np.where(np.isnan(value), np.uint32(0x7FFFFFFF).view(np.float32), value)[()]
 
 
 @instruction("rcp", types="f32 f64", modifiers=f"{MODES} ftz approx")
@@ -88,7 +82,7 @@ def rcp(code, ins):
     elif mode_of(ins) != "rn":
         finish(code, ins, ins.operands[0], f"div{ins.type.bits}_rounded({one}, {a}, {mode_of(ins)!r})")
     else:
-        finish(code, ins, ins.operands[0], f"canonical({one} / {a})" if ins.type.name == "f32" else f"{one} / {a}")
+        finish(code, ins, ins.operands[0], f"{one} / {a}")
 
 
 @runtime
@@ -104,7 +98,7 @@ def sqrt(code, ins):
     if mode_of(ins) != "rn":
         finish(code, ins, ins.operands[0], f"sqrt{ins.type.bits}_rounded({a}, {mode_of(ins)!r})")
     else:
-        finish(code, ins, ins.operands[0], f"canonical(np.sqrt({a}))" if ins.type.name == "f32" else f"np.sqrt({a})")
+        finish(code, ins, ins.operands[0], f"np.sqrt({a})")
 
 
 @instruction("rsqrt", types="f32 f64", modifiers="ftz approx")
@@ -128,7 +122,7 @@ def approximate(code, ins):
 @runtime
 def in_double(value, function):
     """An approximate function: float64, rounded to float32, which is within every bound that PTX gives."""
-    return canonical_copy(function(value.astype(np.float64)))
+    return function(value.astype(np.float64)).astype(np.float32)
 
 
 @runtime
@@ -140,7 +134,7 @@ def reciprocal_root(value):
 def abs_neg(code, ins):
     (a,) = sources(code, ins, ins.operands[1:])
     function = "np.abs" if ins.parts[0] == "abs" else "np.negative"
-    finish(code, ins, ins.operands[0], f"{function}({a})")
+    code.assign(ins.operands[0], f"{function}({a})", ins.type)
 
 
 @instruction("min", "max", types="f32 f64", modifiers="ftz NaN xorsign abs")

@@ -34,6 +34,7 @@ class Code:
         self.lines: list[str] = []
         self.loaded: dict[int, bool] = {}  # slots read before they are written here
         self.written: dict[int, bool] = {}
+        self.unsettled: set[int] = set()  # slots of float32 results whose NaNs are not canonical yet
         self.namespace = dict(RUNTIME, np=np, bool_=np.bool_, **DTYPES)
         self.result = str(segment.end)
         self._temps = 0
@@ -63,12 +64,12 @@ class Code:
             self.namespace[self._cache[key]] = value
         return self._cache[key]
 
-    def value(self, operand, kind: str | Type) -> str:
-        """An expression for an operand, read as the given PTX type."""
+    def value(self, operand, kind: str | Type, number: bool = False) -> str:
+        """An expression for an operand, read as the given PTX type.  number: which NaN it may be makes no difference to the reader."""
         kind = TYPES[kind] if isinstance(kind, str) else kind
         match operand:
             case Register():
-                return self._as(self.register(operand), register_dtype(operand.type.name), kind)
+                return self._as(self.register(operand, number), register_dtype(operand.type.name), kind)
             case Not(operand=inner):
                 return f"(~{self.register(inner)})"
             case Immediate():
@@ -84,28 +85,36 @@ class Code:
         """The expressions for the elements of a vector operand, or of a single one."""
         return [self.value(item, kind) for item in (operand.items if isinstance(operand, Vector) else (operand,))]
 
-    def register(self, register: Register) -> str:
+    def register(self, register: Register, number: bool = False) -> str:
+        """The local variable of a register."""
         slot = self.image.slot(register)
+        if slot in self.unsettled and not number:
+            self._settle(slot)
         if slot not in self.written:
             self.loaded[slot] = True
         return f"r{slot}"
 
-    def assign(self, target, expression: str, kind: str | Type, alias: bool = False) -> None:
+    def assign(self, target, expression: str, kind: str | Type, alias: bool = False, number: bool = False) -> None:
         """Set a register to an expression of the given type, in the lanes that the guard lets through.  A register wider than the type
-        is extended by its sign or zeros.  alias: the expression may be another register's own array."""
+        is extended by its sign or zeros.  alias: the expression may be another register's own array.  number: a result of float32
+        arithmetic, whose NaNs become canonical before anyone can tell them apart."""
         kind = TYPES[kind] if isinstance(kind, str) else kind
         if isinstance(target, Sink):
             return
         if not isinstance(target, Register):
             raise PtxError(f"a result that is not a register: {self.ins}")
         held = register_dtype(target.type.name)
-        expression = self._fit(expression, kind, held)
         slot = self.image.slot(target)
+        late = number and held == np.float32 and self.mask is None
+        if number and kind.name == "f32" and not late:
+            expression = f"canonical({expression})"
+        expression = self._fit(expression, kind, held)
         if self.mask is not None:
             expression = f"select({self.mask}, {expression}, {self.register(target)})"
         elif alias:
             expression = f"own({expression})"
         self._forget(slot)
+        (self.unsettled.add if late else self.unsettled.discard)(slot)
         self.written[slot] = True
         self.line(f"r{slot} = {expression}")
 
@@ -119,7 +128,7 @@ class Code:
     def double(self, operand) -> str:
         """A single-precision operand as float64."""
         if isinstance(operand, Register):
-            return self.derived("double", operand, f"{self.value(operand, 'f32')}.astype(f8)")
+            return self.derived("double", operand, f"{self.value(operand, 'f32', number=True)}.astype(f8)")
         if isinstance(operand, Immediate):
             return self.constant(np.float64(self._literal(operand, TYPES["f32"])))
         return f"{self.value(operand, 'f32')}.astype(f8)"
@@ -192,6 +201,10 @@ class Code:
             return bits.view("f4" if literal.kind == "f32" else "f8").astype(kind.dtype)[()]
         raise PtxError(f"a floating-point literal for .{kind.name}: {self.ins}")
 
+    def _settle(self, slot: int) -> None:
+        self.unsettled.discard(slot)
+        self.line(f"r{slot} = canonical(r{slot})")
+
     def _forget(self, slot: int) -> None:
         for key in [k for k in self._cache if k[1] == slot and k[0] != "constant"]:
             del self._cache[key]
@@ -208,6 +221,8 @@ class Code:
     def source(self) -> str:
         """The Python text of the whole function."""
         out = [slot for slot in self.written if self.segment.live_out >> slot & 1]
+        for slot in self.unsettled.intersection(out):
+            self._settle(slot)
         lines = ["def segment(chunk, registers, lanes):", "    memory = chunk.memory", "    if lanes is None:", "        count = chunk.count"]
         lines += [f"        r{slot} = registers[{slot}]" for slot in self.loaded]
         lines += ["    else:", "        count = len(lanes)"]

@@ -13,8 +13,9 @@ import numpy as np
 from cudalab.emulator.table import runtime
 
 CANONICAL = np.uint32(0x7FFFFFFF).view(np.float32)  # every NaN that single-precision arithmetic gives
-BELOW = 29  # bits of a float64 significand below those of a float32
+UNSEEN = np.int64(64 - 29)  # moves the bits of a float64 significand that a float32 lacks to the top
 MIDDLE = np.iinfo(np.int64).min  # those bits of a value in the middle, moved to the top
+SINGLE, WORD = np.dtype(np.float32), np.dtype(np.int64)
 TINY = np.float32(2.0**-126)  # the smallest normal float32
 SMALL, LARGE = 2.0**-450, 2.0**450  # operands between these make error-free float64 products and sums
 
@@ -41,7 +42,8 @@ def arithmetic():
 def canonical(result):
     """float32 results with every NaN the canonical one.  The array is the caller's own."""
     if result.ndim:
-        if np.isnan(result.max()):
+        largest = result[result.argmax()]  # NaN counts as the largest
+        if largest != largest:
             result[np.isnan(result)] = CANONICAL
         return result
     return CANONICAL if result != result else result
@@ -65,37 +67,37 @@ def saturate(value):
 def fma32(a, b, c):
     """a * b + c rounded once to nearest even.  a and b come as float64 that hold float32; c is float32."""
     total = a * b
-    total = np.add(total, c, out=total) if total.ndim else total + c
+    total = np.add(total, c, total) if total.ndim else total + c
     UNDERFLOW.seen = False
-    result = total.astype(np.float32)
+    result = total.astype(SINGLE)
     if UNDERFLOW.seen:
-        return canonical(total_to_f32(a * b, c.astype(np.float64), "rn"))
+        return total_to_f32(a * b, c.astype(np.float64), "rn")
     if result.ndim:
-        bits = total.view(np.int64)
-        np.left_shift(bits, 64 - BELOW, out=bits)
-        if bits.min() == MIDDLE:
+        bits = total.view(WORD)
+        np.left_shift(bits, UNSEEN, bits)
+        if bits[bits.argmin()] == MIDDLE:
             middle = bits == MIDDLE
-            product = np.broadcast_to(a * b, len(bits))[middle]
-            result[middle] = total_to_f32(product, np.broadcast_to(c, len(bits))[middle].astype(np.float64), "rn")
-    elif total.view(np.int64) << np.int64(64 - BELOW) == MIDDLE:
-        result = total_to_f32(a * b, c.astype(np.float64), "rn")
-    return canonical(result)
+            product, addend = (np.broadcast_to(x, len(bits))[middle] for x in (a * b, c))
+            result[middle] = total_to_f32(product, addend.astype(np.float64), "rn")
+    elif total.view(WORD) << UNSEEN == MIDDLE:
+        return total_to_f32(a * b, c.astype(np.float64), "rn")
+    return result
 
 
 @runtime
 def fma32_rounded(a, b, c, mode):
     """The same in another rounding mode."""
-    return canonical(total_to_f32(a * b, c.astype(np.float64), mode))
+    return total_to_f32(a * b, c.astype(np.float64), mode)
 
 
 @runtime
 def add32_rounded(a, b, mode):
-    return canonical(total_to_f32(a.astype(np.float64), b.astype(np.float64), mode))
+    return total_to_f32(a.astype(np.float64), b.astype(np.float64), mode)
 
 
 @runtime
 def mul32_rounded(a, b, mode):
-    return canonical(to_f32(a.astype(np.float64) * b.astype(np.float64), mode))
+    return to_f32(a.astype(np.float64) * b.astype(np.float64), mode)
 
 
 @runtime
@@ -108,7 +110,7 @@ def div32_rounded(a, b, mode):
     infinite = np.isinf(quotient) & np.isfinite(a) & (b != 0)
     above, below = np.where(infinite, quotient > 0, above), np.where(infinite, quotient < 0, below)
     usual = np.isfinite(a) & np.isfinite(b) & (b != 0)
-    return canonical(directed(quotient, above & usual, below & usual, mode, np.signbit(a) ^ np.signbit(b)))
+    return directed(quotient, above & usual, below & usual, mode, np.signbit(a) ^ np.signbit(b))
 
 
 @runtime
@@ -116,7 +118,7 @@ def sqrt32_rounded(a, mode):
     root = np.sqrt(a)
     wide = root.astype(np.float64) * root.astype(np.float64)
     usual = np.isfinite(a) & (a > 0)
-    return canonical(directed(root, usual & (wide > a), usual & (wide < a), mode, np.zeros_like(usual)))
+    return directed(root, usual & (wide > a), usual & (wide < a), mode, np.zeros_like(usual))
 
 
 def directed(nearest, above, below, mode, negative):
