@@ -67,7 +67,7 @@ class Chunk:
         self._local = memory.local_start + lane * self.local_stride if image.local_size else memory.local_start
         self._special: dict[str, object] = {}
         self.steps = 0
-        memory.chunk = self
+        memory.chunk, memory.flights = self, None
         memory.limits = dict(param=image.param_size, shared=self.shared_size, local=image.local_size)
         memory.bytes[memory.shared_start:memory.shared_start + blocks * self.shared_stride] = UNSET
         memory.bytes[memory.local_start:memory.local_start + self.count * self.local_stride] = UNSET
@@ -142,6 +142,10 @@ class Chunk:
     def fence(self, mnemonic: str, lanes, site: int) -> None:
         for observer in self.observers:
             observer.fence(mnemonic, lanes, site)
+
+    def warp_barrier(self, warps, members, site: int) -> None:
+        for observer in self.observers:
+            observer.warp_barrier(warps, members, site)
 
     def fault(self, lane: int, site: int, what: str) -> KernelFault:
         """The error for something that a lane did at an instruction."""

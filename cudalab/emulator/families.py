@@ -1,3 +1,14 @@
-"""The files that instructions are lowered in.  A new family: write its file, add it here."""
+"""The files that instructions are lowered in.  A new family: write its file, import it here."""
 
-from cudalab.emulator import barriers, compare, control, convert, floating, formats, integer, logic, memory_ops, moves  # noqa: F401
+from cudalab.emulator import async_copy  # noqa: F401
+from cudalab.emulator import atomics  # noqa: F401
+from cudalab.emulator import barriers  # noqa: F401
+from cudalab.emulator import compare  # noqa: F401
+from cudalab.emulator import control  # noqa: F401
+from cudalab.emulator import convert  # noqa: F401
+from cudalab.emulator import floating  # noqa: F401
+from cudalab.emulator import integer  # noqa: F401
+from cudalab.emulator import logic  # noqa: F401
+from cudalab.emulator import memory_ops  # noqa: F401
+from cudalab.emulator import moves  # noqa: F401
+from cudalab.emulator import warp  # noqa: F401

@@ -29,3 +29,6 @@ class Observer:
 
     def fence(self, mnemonic: str, lanes, site: int) -> None:
         """Lanes execute a memory fence."""
+
+    def warp_barrier(self, warps, members, site: int) -> None:
+        """Lanes (warp.Warps) execute bar.warp.sync with a member mask."""

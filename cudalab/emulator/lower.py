@@ -125,6 +125,13 @@ class Code:
             self._cache[key] = self.temp(expression)
         return self._cache[key]
 
+    def once(self, what: str, expression: str) -> str:
+        """A local variable for something that depends on the lanes of the segment alone."""
+        key = ("once", "once", what)
+        if key not in self._cache:
+            self._cache[key] = self.temp(expression)
+        return self._cache[key]
+
     def double(self, operand) -> str:
         """A single-precision operand as float64."""
         if isinstance(operand, Register):

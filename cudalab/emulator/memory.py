@@ -293,7 +293,8 @@ class Memory:
         """Write rows of `size` bytes at flat byte indices that are multiples of it."""
         whole = COPIED_WHOLE.get(size)
         if whole is None:
-            self.view(rows.dtype, rows.shape[1])[index >> size.bit_length() - 1] = rows
+            view = self.view(rows.dtype, rows.shape[1])
+            view[index >> size.bit_length() - 1] = rows if view.ndim == 2 else rows[:, 0]
         else:
             self.view(whole)[index >> size.bit_length() - 1] = rows.view(whole)[:, 0]
 
