@@ -1,6 +1,7 @@
 """The backend that runs plans without a GPU: the PTX that NVRTC wrote, on the CPU.  It never reports a time for a kernel."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from cudalab.emulator.rounding import arithmetic
 from cudalab.emulator.scheduler import Scheduler
 from cudalab.emulator.segments import cut
 from cudalab.errors import BadLaunch
-from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer
+from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor
 
 LANES = 16384  # that run together: enough to make NumPy's cost per call small, few enough for its arrays to stay in cache
 PATIENCE = 10_000_000  # steps of one chunk
@@ -46,12 +47,13 @@ class Emulator:
     """Runs plans on the CPU.
 
     target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
-    output: called with each line that a kernel prints.
+    output: called with what a kernel prints.
     """
 
     name = "emulator"
 
-    def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES, output=print):
+    def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
+                 output: Callable[[str], object] = sys.stdout.write):
         self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
         self._programs: dict[str, Program] = {}
 
@@ -64,7 +66,7 @@ class Emulator:
         verify(built, plan)
         program = self.program(built.ptx)
         kernels = {launch.entry: program.kernel(built.kernels[launch.entry].symbol) for launch in plan.launches}
-        memory = self._memory(plan, program, kernels)
+        memory = self._memory(program, plan.tensors, plan.launches, kernels)
         for name, tensor in plan.tensors.items():
             if tensor.role in ("in", "inout"):
                 memory.array(name)[:] = np.ascontiguousarray(inputs[name], DTYPES[tensor.dtype]).reshape(-1).view(np.uint8)
@@ -74,7 +76,7 @@ class Emulator:
         for action in plan.actions:
             match action:
                 case Launch():
-                    self._launch(*kernels[action.entry], action, plan, memory)
+                    self._launch(*kernels[action.entry], action, plan.tensors, memory)
                 case Fill():
                     memory.array(action.name)[:] = action.byte
                 case Copy():
@@ -84,6 +86,21 @@ class Emulator:
                     memory.array(action.target)[:] = memory.array(action.source)
         return {name: memory.array(name).view(DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
                 for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
+
+    def run_ptx(self, ptx: str, kernel: str, grid, block, args: tuple, *, smem: int = 0, cluster=None) -> list[np.ndarray]:
+        """Launch a kernel of any PTX text.  args: a NumPy array is a buffer of its size and contents, a Scalar or NumPy scalar a value.
+        Returns what the buffers hold afterwards, in the order of the arguments."""
+        program = self.program(ptx)
+        arrays = {f"argument {number}": np.ascontiguousarray(a) for number, a in enumerate(args, 1) if isinstance(a, np.ndarray)}
+        tensors = {name: Tensor(name, (array.nbytes,), "u8") for name, array in arrays.items()}
+        passed = tuple(Pointer(f"argument {number}") if isinstance(a, np.ndarray) else a for number, a in enumerate(args, 1))
+        launch = Launch(kernel, _three(grid), _three(block), passed, smem, cluster and _three(cluster))
+        kernels = {kernel: program.kernel(kernel)}
+        memory = self._memory(program, tensors, (launch,), kernels)
+        for name, array in arrays.items():
+            memory.array(name)[:] = array.reshape(-1).view(np.uint8)
+        self._launch(*kernels[kernel], launch, tensors, memory)
+        return [memory.array(name).view(array.dtype).reshape(array.shape).copy() for name, array in arrays.items()]
 
     def program(self, ptx: str) -> Program:
         """PTX text made ready; kept for the next run."""
@@ -98,18 +115,18 @@ class Emulator:
         together = max(1, self.lanes // threads // cluster) * cluster
         return min(together, int(np.prod(launch.grid)))
 
-    def _memory(self, plan: Plan, program: Program, kernels: Mapping) -> Memory:
+    def _memory(self, program: Program, tensors: Mapping[str, Tensor], launches, kernels: Mapping) -> Memory:
         param = shared = local = 0
-        for launch in plan.launches:
+        for launch in launches:
             image, blocks = kernels[launch.entry][0], self.blocks_together(launch)
             threads = -(-int(np.prod(launch.block)) // WARP) * WARP
             param = max(param, image.param_size)
             shared = max(shared, blocks * -(-max(image.shared_size(launch.smem), 1) // BLOCK_ALIGN) * BLOCK_ALIGN)
             local = max(local, blocks * threads * -(-image.local_size // 16) * 16)
-        return Memory(program.layout, [(t.name, t.nbytes) for t in plan.tensors.values()], param, shared, local)
+        return Memory(program.layout, [(t.name, t.nbytes) for t in tensors.values()], param, shared, local)
 
-    def _launch(self, image: Image, segments: dict, launch: Launch, plan: Plan, memory: Memory) -> None:
-        self._pass_arguments(image, launch, plan, memory)
+    def _launch(self, image: Image, segments: dict, launch: Launch, tensors: Mapping[str, Tensor], memory: Memory) -> None:
+        self._pass_arguments(image, launch, tensors, memory)
         memory.observers = self.observers
         total, together = int(np.prod(launch.grid)), self.blocks_together(launch)
         for first in range(0, total, together):
@@ -121,12 +138,22 @@ class Emulator:
             for observer in self.observers:
                 observer.end(chunk)
 
-    def _pass_arguments(self, image: Image, launch: Launch, plan: Plan, memory: Memory) -> None:
-        for argument, param in zip(launch.args, image.kernel.params):
-            if isinstance(argument, Pointer):
-                region = memory.named[argument.name]
-                value = np.uint64(region.start + argument.offset * DTYPES[plan.tensors[argument.name].dtype].itemsize)
-            else:
-                value = np.array(argument.value, DTYPES[argument.dtype])
+    def _pass_arguments(self, image: Image, launch: Launch, tensors: Mapping[str, Tensor], memory: Memory) -> None:
+        if len(launch.args) != len(image.kernel.params):
+            raise BadLaunch(f"{image.kernel.name} takes {len(image.kernel.params)} parameters; the launch passes {len(launch.args)}")
+        for number, (argument, param) in enumerate(zip(launch.args, image.kernel.params), 1):
+            match argument:
+                case Pointer(name=name, offset=offset):
+                    data = np.uint64(memory.named[name].start + offset * DTYPES[tensors[name].dtype].itemsize).tobytes()
+                case Scalar(value=value, dtype=dtype):
+                    data = np.array(value, DTYPES[dtype]).tobytes()
+                case _:
+                    data = argument.tobytes() if isinstance(argument, np.generic) else bytes(argument)  # bytes: a struct, as it lies in memory
+            if len(data) != param.nbytes:
+                raise BadLaunch(f"{image.kernel.name}: parameter {number} has {param.nbytes} bytes; the launch passes {len(data)}")
             start = memory.param_start + image.offsets[param]
-            memory.bytes[start:start + param.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
+            memory.bytes[start:start + param.nbytes] = np.frombuffer(data, np.uint8)
+
+
+def _three(size) -> tuple[int, int, int]:
+    return (*((size,) if isinstance(size, int) else size), 1, 1)[:3]

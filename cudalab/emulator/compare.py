@@ -40,7 +40,7 @@ def comparison(code, ins, a, b, kind) -> str:
     return f"({a} {ORDERED.get(which, '!=')} {b})"  # neu
 
 
-@instruction("setp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16", modifiers=MODIFIERS)
+@instruction("setp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", modifiers=MODIFIERS)
 def setp(code, ins):
     target, a, b, *third = ins.operands
     first = code.temp(comparison(code, ins, a, b, ins.type))
@@ -54,7 +54,7 @@ def setp(code, ins):
         code.assign(into, result, "pred", alias=True)
 
 
-@instruction("set", modifiers=MODIFIERS)
+@instruction("set", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", modifiers=MODIFIERS)
 def set_(code, ins):
     """All ones, or 1.0, where the comparison holds."""
     target, a, b, *third = ins.operands

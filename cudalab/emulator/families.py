@@ -3,10 +3,12 @@
 from cudalab.emulator import async_copy  # noqa: F401
 from cudalab.emulator import atomics  # noqa: F401
 from cudalab.emulator import barriers  # noqa: F401
+from cudalab.emulator import calls  # noqa: F401
 from cudalab.emulator import compare  # noqa: F401
 from cudalab.emulator import control  # noqa: F401
 from cudalab.emulator import convert  # noqa: F401
 from cudalab.emulator import floating  # noqa: F401
+from cudalab.emulator import half  # noqa: F401
 from cudalab.emulator import integer  # noqa: F401
 from cudalab.emulator import logic  # noqa: F401
 from cudalab.emulator import memory_ops  # noqa: F401

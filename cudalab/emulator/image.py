@@ -11,7 +11,8 @@ from cudalab.emulator.types import register_dtype
 GAP = 256  # bytes between two allocations that belong to nobody
 GLOBAL = 0x0200_0000_0000  # generic address of the first byte of the flat memory
 FUNCTIONS = 0x0100_0000_0000  # addresses of functions, 16 apart: for calls through a pointer
-ON_THE_MACHINE = ("vprintf", "__assertfail", "malloc", "free")  # functions that a device has without PTX for them
+ON_THE_MACHINE = ("vprintf", "__assertfail")  # functions that a device has without PTX for them: see calls.py
+RETURNED = 256  # bytes at the start of local memory, through which functions return values
 
 
 @dataclass
@@ -122,20 +123,22 @@ class Image:
         self.offsets: dict[Variable, int] = {}
         self.dynamic: list[Variable] = []
         self.dynamic_align = 16
-        shared = local = 0
+        shared, local = 0, RETURNED if len(self.functions) > 1 else 0
         module_shared = [v for v in self.module.variables.values() if v.space == "shared"]
-        for variable in [*module_shared, *(v for f in self.functions for v in f.variables)]:
-            if variable.space == "shared" and variable.nbytes == 0:
+        for variable in [*module_shared, *(v for f in self.functions for v in f.variables if v.space == "shared")]:
+            if variable.nbytes == 0:
                 self.dynamic.append(variable)
                 self.dynamic_align = max(self.dynamic_align, variable.align)
-            elif variable.space == "shared":
-                shared = self._put(variable, shared)
             else:
-                local = self._put(variable, local)
+                shared = self._put(variable, shared)
+        self.frames: dict[Function, tuple[int, int]] = {}  # where in local memory a function's own variables lie
         for function in self.functions:
-            if function is not self.kernel:
-                for variable in (*function.params, *function.returns):  # a device function's parameters: memory of the thread
+            start = local
+            # a device function's parameters, too, are memory of the thread
+            for variable in (*function.variables, *(() if function is self.kernel else (*function.params, *function.returns))):
+                if variable.space != "shared":
                     local = self._put(variable, local)
+            self.frames[function] = (start, local)
         params = 0
         for variable in self.kernel.params:
             params = self._put(variable, params)

@@ -37,6 +37,8 @@ class Code:
         self.unsettled: set[int] = set()  # slots of float32 results whose NaNs are not canonical yet
         self.namespace = dict(RUNTIME, np=np, bool_=np.bool_, **DTYPES)
         self.result = str(segment.end)
+        self.closing: list[str] = []  # statements behind the last one, when the registers have been written back
+        self.restore: str | None = None  # a statement before the registers are read
         self._temps = 0
         self._cache: dict[tuple, str] = {}  # (what, slot) -> the local variable that holds what was derived from a register
         self.ins: Instruction | None = None
@@ -230,7 +232,9 @@ class Code:
         out = [slot for slot in self.written if self.segment.live_out >> slot & 1]
         for slot in self.unsettled.intersection(out):
             self._settle(slot)
-        lines = ["def segment(chunk, registers, lanes):", "    memory = chunk.memory", "    if lanes is None:", "        count = chunk.count"]
+        lines = ["def segment(chunk, registers, lanes):", "    memory = chunk.memory"]
+        lines += [f"    {self.restore}"] if self.restore else []
+        lines += ["    if lanes is None:", "        count = chunk.count"]
         lines += [f"        r{slot} = registers[{slot}]" for slot in self.loaded]
         lines += ["    else:", "        count = len(lanes)"]
         lines += [f"        r{slot} = pick(registers[{slot}], lanes)" for slot in self.loaded]
@@ -238,12 +242,16 @@ class Code:
         if out:
             lines += ["    if lanes is None:"] + [f"        registers[{slot}] = r{slot}" for slot in out]
             lines += ["    else:"] + [f"        put(registers, {slot}, lanes, r{slot}, chunk.count)" for slot in out]
+        lines += ["    " + line for line in self.closing]
         return "\n".join([*lines, f"    return {self.result}", ""])
 
 
 def compile_segment(image: Image, segment: Segment, watched: bool):
     """The function of a segment: (chunk, registers, lanes or None for all) -> what the scheduler shall do next."""
     code = Code(image, segment, watched)
+    if segment.start not in image.first.values() and (after := find(image.instructions[segment.start - 1]).after):
+        code.site, code.ins = segment.start - 1, image.instructions[segment.start - 1]
+        after(code, code.ins)
     for site in range(segment.start, segment.end):
         code.lower(site)
     exec(compile(code.source(), f"<{image.kernel.name} {segment.start}>", "exec"), code.namespace)

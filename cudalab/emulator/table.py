@@ -39,6 +39,7 @@ class Entry:
     collective: int
     members: int | None
     waits: str | None
+    after: Callable | None
 
     def takes(self, ins: Instruction, opcode: str) -> bool:
         """Is every part of the mnemonic behind the opcode one that this entry understands?"""
@@ -49,12 +50,13 @@ class Entry:
 
 
 def instruction(*opcodes: str, types: str | None = None, modifiers: str = "", writes: int = 1, updates: bool = False, ends: bool = False,
-                collective: int = 0, members: int | None = None, waits: str | None = None):
+                collective: int = 0, members: int | None = None, waits: str | None = None,
+                after: Callable | None = None):
     """Register the decorated function for opcodes ("add", "cp.async.commit_group"), for the types named (default: all), with the
     modifiers named ("ftz sat", patterns such as "L2::*"): an instruction with any other part is refused."""
     def register(lower):
         entry = Entry(lower, frozenset(types.split()) if types else None, tuple(modifiers.split()), writes, updates, ends, collective,
-                      members, waits)
+                      members, waits, after)
         for opcode in opcodes:
             TABLE.setdefault(opcode, []).append(entry)
         return lower
