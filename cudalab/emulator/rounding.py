@@ -186,12 +186,14 @@ def fma64(a, b, c, mode):
         if (low != 0).any():
             upper, lower = two_sum(c, low)
             high, rest = two_sum(product, upper)
-            result = high + odd(*two_sum(rest, lower))
+            result = np.where((a == 0) | (b == 0), product + c, high + odd(*two_sum(rest, lower)))
         slow = ~(between(a) & between(b) & (between(c) | (c == 0))) & ~((a == 0) | (b == 0))
         slow |= (np.abs(result) < SMALL) & (result != 0)
     else:
         slow = np.ones(len(a), bool)
-    slow &= np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    finite = np.isfinite(a) & np.isfinite(b)
+    result = np.where(finite & np.isinf(c), c, np.where(finite & np.isfinite(c), result, a * b + c))
+    slow &= finite & np.isfinite(c)
     if slow.any():
         result[slow] = [exact_fma(*lane, mode) for lane in zip(a[slow].tolist(), b[slow].tolist(), c[slow].tolist())]
     return result if shape else result[0]
@@ -214,7 +216,10 @@ def exact_fma(a: float, b: float, c: float, mode: str) -> float:
 
 @runtime
 def add64_rounded(a, b, mode):
-    return _directed64(a + b, two_sum(a, b)[1], mode, lambda x, y: Fraction(x) + Fraction(y), a, b)
+    result = _exactly(a, b, mode, lambda x, y: Fraction(x) + Fraction(y), a + b)
+    if mode == "rm":  # an exact zero of two that cancel, or of unlike zeros, is -0
+        result = np.where((a + b == 0) & (result == 0) & ~((a == 0) & (b == 0) & ~np.signbit(a) & ~np.signbit(b)), -0.0, result)[()]
+    return result
 
 
 @runtime
@@ -241,22 +246,16 @@ def sqrt64_rounded(a, mode):
     return root if np.ndim(a) else root[0]
 
 
-def _directed64(nearest, error, mode, operation, a, b):
-    return _exactly(a, b, mode, operation, nearest)
-
-
 def _exactly(a, b, mode, operation, nearest):
     """Lane by lane through fractions: rounding modes other than to nearest are rare in double precision."""
     shape = np.broadcast_shapes(np.shape(a), np.shape(b))
     a, b = (np.atleast_1d(np.broadcast_to(x, shape)) for x in (a, b))
     result = np.atleast_1d(nearest).copy()
-    for number, (x, y, near) in enumerate(zip(a.tolist(), b.tolist(), result.tolist())):
+    for number, (x, y) in enumerate(zip(a.tolist(), b.tolist())):
         if np.isfinite(x) and np.isfinite(y):
             exact = operation(x, y)
             if exact is not None and exact != 0:
                 result[number] = round_fraction(exact, mode)
-            elif exact == 0 and near == 0 and mode == "rm" and x != 0 and y != 0:
-                result[number] = -0.0
     return result if shape else result[0]
 
 
