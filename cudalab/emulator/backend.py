@@ -55,6 +55,7 @@ class Emulator:
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
                  output: Callable[[str], object] = sys.stdout.write):
         self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
+        self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
         self._programs: dict[str, Program] = {}
 
     def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -123,7 +124,9 @@ class Emulator:
             param = max(param, image.param_size)
             shared = max(shared, blocks * -(-max(image.shared_size(launch.smem), 1) // BLOCK_ALIGN) * BLOCK_ALIGN)
             local = max(local, blocks * threads * -(-image.local_size // 16) * 16)
-        return Memory(program.layout, [(t.name, t.nbytes) for t in tensors.values()], param, shared, local)
+        memory = Memory(program.layout, [(t.name, t.nbytes) for t in tensors.values()], param, shared, local, self._buffer)
+        self._buffer = memory.buffer
+        return memory
 
     def _launch(self, image: Image, segments: dict, launch: Launch, tensors: Mapping[str, Tensor], memory: Memory) -> None:
         self._pass_arguments(image, launch, tensors, memory)

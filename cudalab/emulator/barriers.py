@@ -7,7 +7,7 @@ cannot open it early.
 
 import numpy as np
 
-from cudalab.emulator.chunk import WARP
+from cudalab.emulator.chunk import WARP, put
 from cudalab.emulator.scheduler import Scheduler, Waiter
 from cudalab.emulator.table import instruction, waiter
 
@@ -45,11 +45,18 @@ class Barriers(Waiter):
     def __init__(self, chunk):
         super().__init__(chunk)
         self.arrived = np.zeros((BARRIERS, chunk.count), bool)
+        self.busy = np.zeros(BARRIERS, bool)  # has anybody arrived?
         self.held: dict[int, list] = {}  # barrier -> [(lanes, where to go on, site, slot and values of a reduction)]
         self.expected = np.zeros((BARRIERS, chunk.blocks), np.int64)  # threads asked for; 0: all of the block
 
     def arrive(self, scheduler: Scheduler, lanes, values, following, site):
         operation, barrier, threads, *reduction = values
+        if len(lanes) == self.chunk.living and operation == "sync" and threads is None and not np.ndim(barrier) and barrier < BARRIERS \
+                and not self.busy[barrier]:  # everybody at once, the usual case
+            for observer in self.chunk.observers:
+                observer.barrier(int(barrier), np.arange(self.chunk.blocks), [(lanes, following, site, None)])
+            scheduler.resume(following, lanes)
+            return
         barriers = np.broadcast_to(barrier, len(lanes))
         for number in np.unique(barriers):
             if number >= BARRIERS:
@@ -74,6 +81,7 @@ class Barriers(Waiter):
             lane = int(lanes[np.argmax(self.arrived[number, lanes])])
             raise chunk.fault(lane, site, f"a thread arrives at barrier {number} twice before it has opened")
         self.arrived[number, lanes] = True
+        self.busy[number] = True
         extra = None
         if reduction:
             extra = (operation, reduction[0], np.broadcast_to(reduction[1], len(lanes)) if not np.ndim(reduction[1]) else reduction[1][some])
@@ -95,6 +103,7 @@ class Barriers(Waiter):
         opening = np.repeat(enough, chunk.width)
         self.arrived[number, opening] = False
         self.expected[number, enough] = 0
+        self.busy[number] = self.arrived[number].any()
         kept, going = [], []
         for lanes, following, site, extra in self.held.get(number, ()):
             go = opening[lanes]
@@ -119,12 +128,11 @@ class Barriers(Waiter):
         total = np.bincount(chunk.block_of[lanes], minlength=chunk.blocks)
         for some, _, _, (operation, slot, _) in going:
             result = dict(popc=number, **{"and": number == total, "or": number > 0})[operation][chunk.block_of[some]]
-            from cudalab.emulator.chunk import put
-            put(chunk.registers, slot, some, result, chunk.count)
+            put(chunk, slot, some, result)
 
     def exited(self, scheduler, lanes):
         for number in range(BARRIERS):
-            if self.arrived[number].any():
+            if self.busy[number]:
                 self._open(scheduler, number)
 
     def waiting(self):

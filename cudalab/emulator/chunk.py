@@ -4,6 +4,8 @@ Lanes are numbered block by block; each block takes whole warps, so lane // 32 i
 threads, the lanes that fill up its last warp are never alive.
 """
 
+import functools
+
 import numpy as np
 
 from cudalab.emulator.errors import KernelFault
@@ -21,11 +23,14 @@ def pick(values, lanes):
 
 
 @runtime
-def put(registers: list, slot: int, lanes: np.ndarray, values, count: int) -> None:
+def put(chunk: "Chunk", slot: int, lanes: np.ndarray, values) -> None:
     """Set a register in some lanes."""
-    held = registers[slot]
+    held = chunk.registers[slot]
     if not held.ndim:
-        held = registers[slot] = np.full(count, held)
+        if not values.ndim and (len(lanes) == chunk.living or values.tobytes() == held.tobytes()):
+            chunk.registers[slot] = values
+            return
+        held = chunk.registers[slot] = np.full(chunk.count, held)
     held[lanes] = values
 
 
@@ -56,15 +61,12 @@ class Chunk:
         self.shared_size = image.shared_size(launch.smem)
         self.shared_stride = -(-max(self.shared_size, 1) // BLOCK_ALIGN) * BLOCK_ALIGN
         self.local_stride = -(-image.local_size // 16) * 16
-        lane = np.arange(self.count)
-        self.all_lanes = lane
-        self.block_of = lane // self.width
-        self.thread_of = lane % self.width
+        self.all_lanes, self.block_of, self.thread_of = numbering(blocks, self.width)
         self.alive = self.thread_of < self.threads
-        self.alive_in_block = np.full(blocks, self.threads)
+        self.living = blocks * self.threads
         self.registers = [np.zeros((), dtype)[()] for dtype in image.slot_types]
         self._shared = (memory.shared_start + self.block_of * self.shared_stride) if blocks > 1 else memory.shared_start
-        self._local = memory.local_start + lane * self.local_stride if image.local_size else memory.local_start
+        self._local = memory.local_start + self.all_lanes * self.local_stride if image.local_size else memory.local_start
         self._special: dict[str, object] = {}
         self.steps = 0
         memory.chunk, memory.flights = self, None
@@ -90,8 +92,8 @@ class Chunk:
             return self._clock(name)
         if name not in self._special:
             values = self._compute(name)
-            if getattr(values, "ndim", 0) and (values == values.flat[0]).all():
-                values = values.flat[0]
+            if values.ndim and (values == values[0]).all():
+                values = values[0]
             self._special[name] = values
         return self._special[name] if lanes is None else pick(self._special[name], lanes)
 
@@ -109,7 +111,7 @@ class Chunk:
         if axis == "w":
             return np.uint32(0)
         if name == "tid":
-            return coordinate(self.thread_of, block, number)
+            return np.tile(coordinate(np.arange(self.width), block, number), self.blocks)
         if name == "ntid":
             return np.uint32(block[number])
         if name == "nctaid":
@@ -123,20 +125,16 @@ class Chunk:
                      cluster_nctarank=int(np.prod(cluster)))
         if name in fixed:
             return np.uint32(fixed[name])
-        position = [coordinate(self.first + self.block_of, grid, axis_number) for axis_number in range(3)]
-        if name == "ctaid":
-            return position[number]
-        if name == "cluster_ctaid":
-            return position[number] % np.uint32(cluster[number])
-        if name == "clusterid":
-            return position[number] // np.uint32(cluster[number])
         if name == "nclusterid":
             return np.uint32(grid[number] // cluster[number])
         if name == "cluster_nctaid":
             return np.uint32(cluster[number])
-        if name == "cluster_ctarank":
-            x, y, z = (p % np.uint32(c) for p, c in zip(position, cluster))
-            return x + np.uint32(cluster[0]) * (y + np.uint32(cluster[1]) * z)
+        position = [coordinate(self.first + np.arange(self.blocks), grid, axis_number) for axis_number in range(3)]
+        x, y, z = (p % np.uint32(c) for p, c in zip(position, cluster))
+        by_block = dict(ctaid=position[number], cluster_ctaid=(x, y, z)[number], clusterid=position[number] // np.uint32(cluster[number]),
+                        cluster_ctarank=x + np.uint32(cluster[0]) * (y + np.uint32(cluster[1]) * z))
+        if name in by_block:
+            return np.repeat(by_block[name], self.width)
         raise KernelFault(f"{self.image.kernel.name} reads the special register %{name}, which the emulator does not have")
 
     def fence(self, mnemonic: str, lanes, site: int) -> None:
@@ -159,6 +157,16 @@ class Chunk:
     def where(self, site: int) -> str:
         ins = self.image.instructions[site]
         return f"{ins.location}, {ins.text!r} (PTX line {ins.ptx_line})" if ins.location else f"{ins.text!r} (PTX line {ins.ptx_line})"
+
+
+@functools.lru_cache(maxsize=64)
+def numbering(blocks: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers of lanes, of their blocks, and of their threads in the block; nobody may write to them."""
+    lanes = np.arange(blocks * width)
+    arrays = lanes, lanes // width, lanes % width
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
 
 
 def coordinate(number: np.ndarray, sizes: tuple[int, int, int], axis: int):

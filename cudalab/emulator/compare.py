@@ -43,7 +43,11 @@ def comparison(code, ins, a, b, kind) -> str:
 @instruction("setp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", modifiers=MODIFIERS)
 def setp(code, ins):
     target, a, b, *third = ins.operands
-    first = code.temp(comparison(code, ins, a, b, ins.type))
+    first = comparison(code, ins, a, b, ins.type)
+    if not third and not isinstance(target, Pair):
+        code.assign(target, first, "pred")
+        return
+    first = code.temp(first)
     boolean = ins.one_of(*BOOLEANS)
     with_third = f" {BOOLEANS[boolean]} {code.value(third[0], 'pred')}" if boolean else ""
     targets = (target.first, target.second) if isinstance(target, Pair) else (target,)

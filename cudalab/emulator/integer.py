@@ -61,8 +61,7 @@ def mul_mad(code, ins):
     kind, adds = ins.type, ins.parts[0] == "mad"
     if ins.has("wide"):
         wide = TYPES[f"{kind.name[0]}{2 * kind.bits}"]
-        cast = f".astype({wide.dtype.kind}{wide.bytes})"
-        product, result = f"{code.value(a, kind)}{cast} * {code.value(b, kind)}{cast}", wide
+        product, result = f"{code.widened(a, kind, wide)} * {code.widened(b, kind, wide)}", wide
     elif ins.has("hi"):
         product, result = f"mul_high({code.value(a, kind)}, {code.value(b, kind)})", kind
     else:

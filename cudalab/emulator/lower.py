@@ -83,6 +83,12 @@ class Code:
                 return self.constant(np.array(self.symbol(operand) & (1 << kind.bits) - 1, f"u{kind.bytes}").astype(kind.dtype)[()])
         raise PtxError(f"an operand of a kind that does not belong there: {self.ins}")
 
+    def widened(self, operand, kind: Type, wide: Type) -> str:
+        """An integer operand of one type, extended to a wider one."""
+        if isinstance(operand, Immediate):
+            return self.constant(self._literal(operand, kind).astype(wide.dtype))
+        return f"{self.value(operand, kind)}.astype({name_of(wide.dtype)})"
+
     def values(self, operand, kind: str | Type) -> list[str]:
         """The expressions for the elements of a vector operand, or of a single one."""
         return [self.value(item, kind) for item in (operand.items if isinstance(operand, Vector) else (operand,))]
@@ -241,7 +247,7 @@ class Code:
         lines += ["    " + line for line in self.lines]
         if out:
             lines += ["    if lanes is None:"] + [f"        registers[{slot}] = r{slot}" for slot in out]
-            lines += ["    else:"] + [f"        put(registers, {slot}, lanes, r{slot}, chunk.count)" for slot in out]
+            lines += ["    else:"] + [f"        put(chunk, {slot}, lanes, r{slot})" for slot in out]
         lines += ["    " + line for line in self.closing]
         return "\n".join([*lines, f"    return {self.result}", ""])
 

@@ -76,9 +76,11 @@ class Memory:
     """The flat array and its checks, for one plan.
 
     layout: the module's variables.  tensors: (name, bytes) to allocate.  param, shared, local: bytes needed at most by one chunk.
+    buffer: that of a memory which is no longer used; taken again if it is large enough.
     """
 
-    def __init__(self, layout, tensors: list[tuple[str, int]], param: int, shared: int, local: int):
+    def __init__(self, layout, tensors: list[tuple[str, int]], param: int, shared: int, local: int,
+                 buffer: np.ndarray | None = None):
         regions = [Region(v.name, GLOBAL + o, GLOBAL + o + v.nbytes) for v, o in layout.offsets.items()]
         end = -(-layout.end // GAP) * GAP
         for name, nbytes in tensors:
@@ -92,10 +94,9 @@ class Memory:
         self.shared_start = -(-(self.param_start + param) // BLOCK_ALIGN) * BLOCK_ALIGN
         self.local_start = -(-(self.shared_start + shared) // BLOCK_ALIGN) * BLOCK_ALIGN
         size = self.local_start + local + BLOCK_ALIGN
-        raw = np.empty(size + 64, np.uint8)
+        raw = np.empty(size + 64, np.uint8) if buffer is None or len(buffer) < size + 64 else buffer
         start = -raw.ctypes.data % 64
-        self.bytes = raw[start:start + size // 64 * 64]
-        self.bytes[:self.param_start] = UNSET
+        self.buffer, self.bytes = raw, raw[start:start + size // 64 * 64]
         for offset, data in layout.initial():
             self.bytes[offset:offset + len(data)] = np.frombuffer(data, np.uint8)
         self._views = {}

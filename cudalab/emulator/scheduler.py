@@ -170,7 +170,7 @@ class Scheduler:
     def _exit(self, lanes) -> None:
         chunk, every = self.chunk, self.lanes(lanes)
         chunk.alive[every] = False
-        chunk.alive_in_block -= np.bincount(chunk.block_of[every], minlength=chunk.blocks)
+        chunk.living -= len(every)
         for waiter in chunk.waiters.values():
             waiter.exited(self, every)
         for at in list(self.parked):
@@ -187,7 +187,7 @@ class Scheduler:
         every = self.lanes(lanes)
         here = np.zeros(chunk.count, bool)
         here[every] = True
-        if segment.members is None or (not getattr(members, "ndim", 0) and members == ALL):
+        if segment.members is None or (members == ALL if not members.ndim else (members[every] == ALL).all()):
             width = max(segment.collective, WARP)
             here = (here | ~chunk.alive).reshape(-1, width) if chunk.count % width == 0 else here.reshape(1, -1)
             ready = np.repeat(here.all(axis=1), width)[every]
@@ -205,10 +205,10 @@ class Scheduler:
             case None:
                 return None
             case Immediate(value=value):
-                return value & ALL
+                return np.uint32(value & ALL)
             case Register() as register:
                 return self.chunk.registers[self.chunk.image.slot(register)]
-        return ALL
+        return np.uint32(ALL)
 
     def _members_here(self, segment: Segment, every, here, members) -> np.ndarray:
         """For each lane: are all living lanes that its mask names here, with the same mask?"""

@@ -5,6 +5,8 @@ The scheduler brings together all living lanes that a member mask names; what a 
 and an error here.
 """
 
+import functools
+
 import numpy as np
 
 from cudalab.emulator.chunk import WARP
@@ -27,13 +29,14 @@ class Warps:
         if whole:
             self.rows = count // WARP
             self.numbers = None if lanes is None else lanes[::WARP] // WARP
-            self.present = np.ones((self.rows, WARP), bool)
+            self.present = np.broadcast_to(np.True_, (self.rows, WARP))
         else:
             self.numbers, rank = np.unique(lanes // WARP, return_inverse=True)
             self.rows = len(self.numbers)
             self.slots = rank * WARP + lanes % WARP
             self.present = np.zeros((self.rows, WARP), bool)
             self.present.reshape(-1)[self.slots] = True
+        self.whole = whole and mask is None  # every lane of every warp takes part
         if mask is not None:
             self.present = self.present & self.spread(mask)
 
@@ -81,7 +84,7 @@ def shfl(code, ins):
     result = code.temp(f"shuffle(chunk, {warps(code)}, {mode!r}, {code.value(value, 'b32')}, {code.value(b, 'u32')}, {code.value(c, 'u32')}, "
                        f"{code.value(members, 'u32')}, {code.site})")
     code.assign(first, f"{result}[0]", "b32")
-    code.assign(second, f"{result}[1]", "pred")
+    code.assign(second, f"{result}[1]", "pred", alias=True)
 
 
 @runtime
@@ -91,15 +94,33 @@ def shuffle(chunk, group, mode, value, b, c, members, site):
         b, c = group.spread(b).astype(np.int64), group.spread(c).astype(np.int64)
     else:
         b, c = int(b), int(c)
-    b, clamp, segment = b & 31, c & 31, c >> 8 & 31
-    limit = LANE & segment | clamp & ~segment & 31
-    source = dict(up=lambda: LANE - b, down=lambda: LANE + b, bfly=lambda: LANE ^ b, idx=lambda: LANE & segment | b & ~segment & 31)[mode]()
-    inside = source >= limit if mode == "up" else source <= limit
-    source = np.where(inside, source, LANE)
+    whole = group.slots is None and not members.ndim and members == 0xFFFFFFFF and isinstance(b, int) and group.whole
+    if whole:
+        index, inside = uniform_shuffle(group.rows, mode, b, c)
+        return value.take(index) if value.ndim else value, inside
+    source, inside = sources(mode, b, c)
     _check_sources(chunk, group, source, members, site)
     rows = group.spread(value)
     taken = rows[:, source] if source.ndim == 1 else np.take_along_axis(rows, source, 1)
     return group.collect(taken), group.collect(np.broadcast_to(inside, rows.shape))
+
+
+def sources(mode, b, c):
+    """From which lane each lane reads, itself where the one asked for is out of bounds; and whether that is within bounds."""
+    b, clamp, segment = b & 31, c & 31, c >> 8 & 31
+    limit = LANE & segment | clamp & ~segment & 31
+    source = dict(up=lambda: LANE - b, down=lambda: LANE + b, bfly=lambda: LANE ^ b, idx=lambda: LANE & segment | b & ~segment & 31)[mode]()
+    inside = source >= limit if mode == "up" else source <= limit
+    return np.where(inside, source, LANE), inside
+
+
+@functools.lru_cache(maxsize=256)
+def uniform_shuffle(rows: int, mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
+    """For so many whole warps that all shuffle alike: from where each lane reads, and whether that is within bounds."""
+    source, inside = sources(mode, b, c)
+    index, everywhere = (np.arange(rows)[:, None] * WARP + source).reshape(-1), np.tile(inside, rows)
+    index.flags.writeable = everywhere.flags.writeable = False
+    return index, everywhere
 
 
 def _check_sources(chunk, group, source, members, site):
