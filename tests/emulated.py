@@ -26,14 +26,16 @@ def cuda(text: str, grid, block, *args, target: str = "sm_90a", smem: int = 0, e
 
 
 def ptx_program(body: str, params: int, registers: str = "", target: str = "sm_90a") -> str:
-    """A kernel `k` around a PTX body that finds its parameters' addresses in %a0, %a1, … and its thread in %i (32 bits) and %w (64 bits)."""
+    """A kernel `k` around a PTX body, which finds its parameters' addresses in %a0, %a1, …, its thread in %i (32 bits) and %w (64)."""
     declared = ",\n".join(f"    .param .u64 p{number}" for number in range(params))
     loads = "\n".join(f"    ld.param.u64 %a{n}, [p{n}];\n    cvta.to.global.u64 %a{n}, %a{n};" for n in range(params))
-    return (HEADER.format(target=target) + f".visible .entry k(\n{declared}\n)\n{{\n    .reg .b64 %a<{params}>;\n    .reg .b32 %i;\n    .reg .b64 %w;\n"
-            f"    {registers}\n{loads}\n    mov.u32 %i, %tid.x;\n    cvt.u64.u32 %w, %i;\n{body}\n    ret;\n}}\n")
+    return (HEADER.format(target=target) + f".visible .entry k(\n{declared}\n)\n{{\n"
+            f"    .reg .b64 %a<{params}>;\n    .reg .b32 %i;\n    .reg .b64 %w;\n    {registers}\n"
+            f"{loads}\n    mov.u32 %i, %tid.x;\n    cvt.u64.u32 %w, %i;\n{body}\n    ret;\n}}\n")
 
 
-WIDTH = dict(pred=1, b8=1, u8=1, s8=1, b16=2, b32=4, b64=8, u16=2, s16=2, u32=4, s32=4, u64=8, s64=8, f16=2, bf16=2, f16x2=4, bf16x2=4, f32=4, f64=8)
+WIDTH = dict(pred=1, b8=1, u8=1, s8=1, b16=2, u16=2, s16=2, f16=2, bf16=2, b32=4, u32=4, s32=4, f32=4, f16x2=4, bf16x2=4,
+             b64=8, u64=8, s64=8, f64=8)
 
 
 def apply(instruction: str, result: str, *operands: tuple[str, np.ndarray], target: str = "sm_90a") -> np.ndarray:

@@ -51,7 +51,8 @@ def test_damaged_ptx_is_refused_with_its_line(text, message):
 
 def test_unknown_instructions_and_modifiers_are_refused_with_their_lines():
     for instruction in ("frobnicate.b32 %d, 1;", "add.wobble.s32 %d, 1, 2;", "mma.sync.wrong %d, 1;"):
-        program = ptx_program(f"    .reg .b32 %d;\n    .loc 1 7 0\n    {instruction}", 1).replace(".address_size 64", '.address_size 64\n.file 1 "a/own.cu"')
+        program = ptx_program(f"    .reg .b32 %d;\n    .loc 1 7 0\n    {instruction}", 1)
+        program = program.replace(".address_size 64", '.address_size 64\n.file 1 "a/own.cu"')
         with pytest.raises(PtxError, match=rf"not supported: '{instruction[:-1].split()[0]}.*PTX line \d+, own.cu:7"):
             Emulator().run_ptx(program, "k", 1, 1, (np.zeros(1, "u4"),))
 
@@ -59,12 +60,16 @@ def test_unknown_instructions_and_modifiers_are_refused_with_their_lines():
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_text_never_hangs_or_breaks_the_parser(data):
-    text = compile_cuda(kernel("    __shared__ float s[32]; s[i & 31] = x[i]; __syncthreads(); if (i < n) x[i] = s[31 - (i & 31)] * 2;", "float* x, int n"))
+    text = compile_cuda(kernel("""    __shared__ float s[32];
+    s[i & 31] = x[i];
+    __syncthreads();
+    if (i < n) x[i] = s[31 - (i & 31)] * 2;""", "float* x, int n"))
     text = text[text.index(".version"):]
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text) - 1))
         cut = data.draw(st.integers(0, 30))
-        text = text[:at] + data.draw(st.sampled_from(["", "{", "}", ";", "[", ",", "%", ".b32 ", "@", "0x", '"', "/*", ":"])) + text[at + cut:]
+        noise = data.draw(st.sampled_from(["", "{", "}", ";", "[", ",", "%", ".b32 ", "@", "0x", '"', "/*", ":"]))
+        text = text[:at] + noise + text[at + cut:]
     try:
         program = Emulator().program(text)
         for name, function in program.module.functions.items():
@@ -100,8 +105,13 @@ __device__ const char* names[2] = {"a", "b"};""")
 
 @pytest.mark.parametrize("block", [1, 31, 32, 33, 100, 1024])
 def test_loops_of_different_lengths_and_any_block_size(block):
-    text = kernel("    int n = i % 37, s = 0;\n    for (int j = 0; j < n; ++j) { if (j % 3 == 1) continue; if (j > 30) break; s += j * i; }\n    x[i] = s;",
-                  "int* x")
+    text = kernel("""    int n = i % 37, s = 0;
+    for (int j = 0; j < n; ++j) {
+        if (j % 3 == 1) continue;
+        if (j > 30) break;
+        s += j * i;
+    }
+    x[i] = s;""", "int* x")
     (got,) = cuda(text, 3, block, np.zeros(3 * block, np.int32))
     assert got.tolist() == [sum(j * i for j in range(i % 37) if j % 3 != 1 and j <= 30) for i in range(3 * block)]
 
@@ -115,27 +125,40 @@ def test_switch_becomes_a_branch_table():
 
 
 def test_lanes_that_exit_early_are_not_waited_for():
-    text = kernel("    if (threadIdx.x >= 40) return;\n    s[threadIdx.x] = i;\n    __syncthreads();\n    x[i] = s[39 - threadIdx.x];", "int* x",
-                  "__shared__ int s[64];")
+    text = kernel("""    if (threadIdx.x >= 40) return;
+    s[threadIdx.x] = i;
+    __syncthreads();
+    x[i] = s[39 - threadIdx.x];""", "int* x", "__shared__ int s[64];")
     (got,) = cuda(text, 2, 64, np.zeros(128, np.int32))
     assert got[:40].tolist() == list(range(39, -1, -1)) and got[64:104].tolist() == list(range(103, 63, -1)) and not got[40:64].any()
 
 
 def test_locks_that_spin_between_threads_and_blocks_end():
     text = kernel("""    for (bool done = false; !done;) {
-        if (atomicCAS(lock, 0, 1) == 0) { __threadfence(); *(volatile int*)x = *(volatile int*)x + 1; __threadfence(); atomicExch(lock, 0); done = true; }
+        if (atomicCAS(lock, 0, 1) == 0) {
+            __threadfence();
+            *(volatile int*)x = *(volatile int*)x + 1;
+            __threadfence();
+            atomicExch(lock, 0);
+            done = true;
+        }
     }""", "int* x, int* lock")
     assert cuda(text, 3, 40, np.zeros(1, np.int32), np.zeros(1, np.int32))[0][0] == 120
 
 
 def test_values_are_handed_from_block_to_block():
-    text = kernel("""    if (threadIdx.x == 0) { while (atomicAdd(flag, 0) != blockIdx.x) {} x[blockIdx.x + 1] = x[blockIdx.x] + 1; __threadfence(); atomicAdd(flag, 1); }""",
-                  "volatile int* x, int* flag")
+    text = kernel("""    if (threadIdx.x == 0) {
+        while (atomicAdd(flag, 0) != blockIdx.x) {}
+        x[blockIdx.x + 1] = x[blockIdx.x] + 1;
+        __threadfence();
+        atomicAdd(flag, 1);
+    }""", "volatile int* x, int* flag")
     assert cuda(text, 20, 32, np.zeros(21, np.int32), np.zeros(1, np.int32))[0].tolist() == list(range(21))
 
 
 def test_calls_through_pointers_and_into_themselves():
-    text = kernel("    x[i] = table[i & 1](x[i], i) + fibonacci(i);", "float* x", """__device__ __noinline__ float twice(float v, int n) { return 2 * v + n; }
+    text = kernel("    x[i] = table[i & 1](x[i], i) + fibonacci(i);", "float* x", """
+__device__ __noinline__ float twice(float v, int n) { return 2 * v + n; }
 __device__ __noinline__ float half(float v, int n) { return v / 2 - n; }
 typedef float (*function)(float, int);
 __device__ function table[2] = {twice, half};
@@ -167,15 +190,24 @@ __device__ __noinline__ S combine(S s, int v) { s.c += v * s.a + s.d[v & 1]; ret
 def test_named_barriers_between_producers_and_consumers():
     text = kernel("""    __shared__ int s[32];
     for (int r = 0; r < 4; ++r) {
-        if (threadIdx.x < 32) { asm volatile("bar.sync 2, 64;" ::: "memory"); s[threadIdx.x] = r * 100 + threadIdx.x; asm volatile("bar.arrive 1, 64;" ::: "memory"); }
-        else { asm volatile("bar.arrive 2, 64;" ::: "memory"); asm volatile("bar.sync 1, 64;" ::: "memory"); x[r * 32 + threadIdx.x - 32] = s[63 - threadIdx.x]; }
+        if (threadIdx.x < 32) {
+            asm volatile("bar.sync 2, 64;" ::: "memory");
+            s[threadIdx.x] = r * 100 + threadIdx.x;
+            asm volatile("bar.arrive 1, 64;" ::: "memory");
+        } else {
+            asm volatile("bar.arrive 2, 64;" ::: "memory");
+            asm volatile("bar.sync 1, 64;" ::: "memory");
+            x[r * 32 + threadIdx.x - 32] = s[63 - threadIdx.x];
+        }
     }""", "int* x")
     (got,) = cuda(text, 1, 64, np.zeros(128, np.int32))
     assert got.tolist() == [r * 100 + 31 - lane for r in range(4) for lane in range(32)]
 
 
 def test_barriers_that_reduce():
-    text = kernel("    x[3 * i] = __syncthreads_count(i % 3 == 0); x[3 * i + 1] = __syncthreads_and(i < 70); x[3 * i + 2] = __syncthreads_or(i == 69);", "int* x")
+    text = kernel("""    x[3 * i] = __syncthreads_count(i % 3 == 0);
+    x[3 * i + 1] = __syncthreads_and(i < 70);
+    x[3 * i + 2] = __syncthreads_or(i == 69);""", "int* x")
     (got,) = cuda(text, 2, 70, np.zeros(3 * 140, np.int32))
     got = got.reshape(2, 70, 3)
     assert (got[0] == [24, 1, 1]).all() and (got[1, :, 1:] == 0).all() and (got[1, :, 0] == 23).all()
@@ -184,7 +216,8 @@ def test_barriers_that_reduce():
 def test_shuffles_within_parts_of_a_warp():
     text = kernel("""    int lane = threadIdx.x & 31;
     x[i] = __shfl_down_sync(~0u, i, 3, 8); y[i] = __shfl_up_sync(~0u, i, 2, 16); z[i] = __shfl_xor_sync(~0u, i, 5);
-    if (lane < 16) w[i] = __shfl_sync(0xffff, i, lane * 3, 16); else w[i] = __shfl_sync(0xffff0000, i, 20 + (lane & 3));""", "int* x, int* y, int* z, int* w")
+    if (lane < 16) w[i] = __shfl_sync(0xffff, i, lane * 3, 16);
+    else w[i] = __shfl_sync(0xffff0000, i, 20 + (lane & 3));""", "int* x, int* y, int* z, int* w")
     x, y, z, w = cuda(text, 1, 64, *[np.zeros(64, np.int32)] * 4)
     lanes = range(64)
     assert x.tolist() == [i + 3 if i % 8 + 3 < 8 else i for i in lanes]
@@ -194,7 +227,9 @@ def test_shuffles_within_parts_of_a_warp():
 
 
 def test_votes_matches_and_reductions_of_a_warp():
-    text = kernel("""    x[i] = __ballot_sync(~0u, i % 3 == 0); y[i] = __match_any_sync(~0u, i / 5); z[i] = __reduce_add_sync(~0u, i) + __all_sync(~0u, i < 33);
+    text = kernel("""    x[i] = __ballot_sync(~0u, i % 3 == 0);
+    y[i] = __match_any_sync(~0u, i / 5);
+    z[i] = __reduce_add_sync(~0u, i) + __all_sync(~0u, i < 33);
     int p; w[i] = __match_all_sync(~0u, i / 32, &p) + p + __any_sync(~0u, i == 40);""", "unsigned* x, unsigned* y, int* z, unsigned* w")
     x, y, z, w = cuda(text, 1, 64, *[np.zeros(64, np.uint32)] * 4)
     for i in range(64):
@@ -240,7 +275,8 @@ def test_vectors_bytes_and_generic_addresses():
 
 
 def test_atomics_of_every_kind():
-    text = kernel("""    old[i] = atomicAdd(x, 3); atomicMax(x + 1, i); atomicMin(x + 2, -i); atomicXor(x + 3, i); atomicOr(x + 4, 1 << (i & 31)); atomicAnd(x + 5, ~(1 << (i & 7)));
+    text = kernel("""    old[i] = atomicAdd(x, 3); atomicMax(x + 1, i); atomicMin(x + 2, -i); atomicXor(x + 3, i);
+    atomicOr(x + 4, 1 << (i & 31)); atomicAnd(x + 5, ~(1 << (i & 7)));
     atomicInc((unsigned*)x + 6, 9); atomicDec((unsigned*)x + 7, 9); atomicExch(x + 8, i); atomicCAS(x + 9, i, i + 1);
     __shared__ float s[2]; if (threadIdx.x < 2) s[threadIdx.x] = 0; __syncthreads();
     atomicAdd(s + (i & 1), 0.5f); __syncthreads(); if (threadIdx.x < 2) atomicAdd(f + threadIdx.x, s[threadIdx.x]);
@@ -257,7 +293,8 @@ def test_atomics_of_every_kind():
 def test_copies_arrive_when_they_are_waited_for():
     text = kernel("""    __shared__ __align__(16) float s[2][128];
     unsigned to = (unsigned)__cvta_generic_to_shared(&s[0][threadIdx.x * 4]);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(x + threadIdx.x * 4), "r"(threadIdx.x < 30 ? 16 : threadIdx.x == 30 ? 8 : 0));
+    int size = threadIdx.x < 30 ? 16 : threadIdx.x == 30 ? 8 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(x + threadIdx.x * 4), "r"(size));
     asm volatile("cp.async.commit_group;");
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to + 512), "l"(x + threadIdx.x));
     asm volatile("cp.async.commit_group;");
@@ -268,24 +305,29 @@ def test_copies_arrive_when_they_are_waited_for():
     _, y = cuda(text.replace("WAIT", 'asm volatile("cp.async.wait_group 1;" ::: "memory");'), 1, 32, x, np.zeros(32, np.float32))
     s = np.r_[x, np.zeros(6, np.float32)]
     assert (y == s[127 - np.arange(32)] + s[:32]).all()
-    with pytest.raises(KernelFault, match=r"a read of shared memory that an asynchronous copy.*kernel.cu:12"):
+    with pytest.raises(KernelFault, match=r"a read of shared memory that an asynchronous copy.*kernel.cu:13"):
         cuda(text.replace("WAIT", ""), 1, 32, x, np.zeros(32, np.float32))
 
 
 # -- faults
 
 FAULTS = {
-    "global, out of bounds": ("    x[i + 3] = 1;  // here", r"write of 4 bytes at 0 bytes behind the end of argument 1 \(256 bytes\), out of bounds.*thread \(29, 0, 0\)"),
-    "global, before": ("    x[i - 300] = 1;  // here", r"out of bounds.*block \(0, 0, 0\), thread \(0, 0, 0\)"),
-    "null": ("    if (i == 37) *(volatile int*)0 = 1;  // here", r"belongs to nothing, out of bounds.*block \(1, 0, 0\), thread \(5, 0, 0\)|stops itself"),
-    "misaligned": ("    *(int4*)(x + (i & 1)) = make_int4(1, 2, 3, 4);  // here", r"write of 16 bytes at byte 4 of argument 1.*not aligned to 16.*thread \(1, 0, 0\)"),
-    "shared": ("    __shared__ int s[32]; s[threadIdx.x + (x[i] == 0)] = 1; __syncthreads(); x[i] = s[3];  // here", r"write of 4 bytes at shared address 128.*thread \(31, 0, 0\)"),
-    "local": ("    int l[4]; for (int j = 0; j < 4; ++j) l[j] = x[j]; x[i] = l[x[1] + i];  // here", r"read of 4 bytes at local address 16.*thread \(4, 0, 0\)"),
-    "atomic": ("    atomicAdd(x + 64 + i, 1);  // here", r"atomic of 4 bytes"),
-    "trap": ("    if (i == 33) __trap();  // here", r"stops itself \(trap\).*block \(1, 0, 0\), thread \(1, 0, 0\)"),
-    "assert": ("    assert(i < 35);  // here", r"kernel.cu:\d+: k: assertion `i < 35' failed|assertion `i < 35' failed; block \(1, 0, 0\), thread \(3, 0, 0\)"),
-    "shuffle": ("    if (i & 1) x[i] = __shfl_sync(0xaaaaaaaa, i, 2);  // here", r"reads lane 2, which does not take part"),
-    "member": ("    if (i & 1) x[i] = __shfl_sync(0x55555555, i, 2);  // here", r"member mask does not name it"),
+    "behind": ("x[i + 3] = 1;  // here",
+               r"4 bytes at 0 bytes behind the end of argument 1 \(256 bytes\), out of bounds; block \(1, 0, 0\), thread \(29, 0, 0\)"),
+    "before": ("x[i - 300] = 1;  // here", r"out of bounds; block \(0, 0, 0\), thread \(0, 0, 0\)"),
+    "nowhere": ("if (i == 37) *(volatile int*)(x + (1 << 30)) = 1;  // here",
+                r"belongs to nothing, out of bounds; block \(1, 0, 0\), thread \(5, 0, 0\)"),
+    "misaligned": ("*(int4*)(x + (i & 1)) = make_int4(1, 2, 3, 4);  // here",
+                   r"write of 16 bytes at byte 4 of argument 1 \(256 bytes\), not aligned to 16; block \(0, 0, 0\), thread \(1, 0, 0\)"),
+    "shared": ("__shared__ int s[32]; s[threadIdx.x + (x[i] == 0)] = 1; __syncthreads(); x[i] = s[3];  // here",
+               r"write of 4 bytes at shared address 128 \(there are 128 bytes\), out of bounds; block \(0, 0, 0\), thread \(31, 0, 0\)"),
+    "local": ("int l[4]; for (int j = 0; j < 4; ++j) l[j] = x[j]; x[i] = l[x[1] + i];  // here",
+              r"read of 4 bytes at local address 16 .*thread \(4, 0, 0\)"),
+    "atomic": ("atomicAdd(x + 64 + i, 1);  // here", r"atomic of 4 bytes at 0 bytes behind the end of argument 1"),
+    "trap": ("if (i == 33) __trap();  // here", r"stops itself \(trap\); block \(1, 0, 0\), thread \(1, 0, 0\)"),
+    "assert": ("assert(i < 35);  // here", r"kernel.cu:4: .*: assertion `i < 35' failed; block \(1, 0, 0\), thread \(3, 0, 0\)"),
+    "shuffle": ("if (i & 1) x[i] = __shfl_sync(0xaaaaaaaa, i, 2);  // here", "reads lane 2, which does not take part"),
+    "member": ("if (i & 1) x[i] = __shfl_sync(0x55555555, i, 2);  // here", "member mask does not name it"),
 }
 
 
@@ -298,17 +340,21 @@ def test_faults_name_kernel_block_thread_and_line(body, message):
 
 
 def test_deadlocks_say_who_waits_for_what():
-    text = kernel("    if (threadIdx.x < 32) __syncthreads();  // here\n    else { asm volatile(\"bar.sync 3, 96;\" ::: \"memory\"); }\n    x[i] = 1;", "int* x")
-    with pytest.raises(Deadlock, match=r"32 threads \(first: block \(0, 0, 0\), thread \(0, 0, 0\)\) wait for barrier 0 at kernel.cu:4.*barrier 3 at kernel.cu:5"):
+    text = kernel("""    if (threadIdx.x < 32) __syncthreads();
+    else asm volatile("bar.sync 3, 96;" ::: "memory");
+    x[i] = 1;""", "int* x")
+    first = r"32 threads \(first: block \(0, 0, 0\), thread \(0, 0, 0\)\) wait for barrier 0 at kernel.cu:4"
+    with pytest.raises(Deadlock, match=f"{first}.*barrier 3 at kernel.cu:5"):
         cuda(text, 1, 64, np.zeros(64, np.int32))
 
 
-def test_printing(capsys):
-    text = kernel('    if (i % 20 == 3) printf("%3d|%-5u|%x|%c|%s|%.2f|%e|%lld|%5.1f%%\\n", -i, i, i * 255, 65 + i, "text", i / 4.0, 1e10, 1ll << 40, 2.5);', "int* x")
+def test_printing():
+    shape = "%3d|%-5u|%x|%c|%s|%.2f|%e|%lld|%5.1f%%\\n"
+    text = kernel(f'    if (i % 20 == 3) printf("{shape}", -i, i, i * 255, 65 + i, "text", i / 4.0, 1e10, 1ll << 40, 2.5);', "int* x")
     printed = []
     cuda(text, 1, 64, np.zeros(64, np.int32), emulator=Emulator(output=printed.append))
-    assert "".join(printed) == "".join("%3d|%-5u|%x|%c|%s|%.2f|%e|%d|%5.1f%%\n" % (-i, i, i * 255, chr(65 + i), "text", i / 4, 1e10, 1 << 40, 2.5)
-                                       for i in (3, 23, 43, 63))
+    values = [(-i, i, i * 255, chr(65 + i), "text", i / 4, 1e10, 1 << 40, 2.5) for i in (3, 23, 43, 63)]
+    assert "".join(printed) == "".join(shape.replace("ll", "").replace("\\n", "\n") % v for v in values)
 
 
 def test_arguments_must_fit():
@@ -317,3 +363,9 @@ def test_arguments_must_fit():
         cuda(text, 1, 1, np.zeros(1, np.int32), np.int64(1))
     with pytest.raises(PtxError, match="no kernel other"):
         Emulator().run_ptx(compile_cuda(text), "other", 1, 1, ())
+
+
+def test_spinning_in_vain_is_found_out():
+    text = kernel("    if (threadIdx.x == 0) while (atomicAdd(flag, 0) != 7) {}  // here\n    x[i] = 1;", "int* x, int* flag")
+    with pytest.raises(Deadlock, match=f"spins on something that nobody is left to change.*kernel.cu:{line_of(text, '// here')}"):
+        cuda(text, 1, 64, np.zeros(64, np.int32), np.zeros(1, np.int32))

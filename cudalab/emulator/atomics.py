@@ -15,6 +15,7 @@ from cudalab.emulator.types import TYPES
 
 OPERATIONS = "and or xor cas exch add inc dec min max"
 FEW = 24  # meetings at one address up to which all addresses are served in rounds
+INTEGER = {"add": np.add, "min": np.minimum, "max": np.maximum, "xor": np.bitwise_xor, "and": np.bitwise_and, "or": np.bitwise_or}
 ATOMIC_TYPES = "b16 b32 b64 u32 s32 u64 s64 f32 f64 f16 f16x2 bf16 bf16x2"
 
 
@@ -72,7 +73,10 @@ def atomic(memory, place, offset, operation, name, values, wanted, count, mask, 
             memory.observe("atomic", part, offset, size, site)
         index = np.broadcast_to((np.asarray(part.index) + offset) // size, len(positions))
         given = tuple(np.broadcast_to(v, count)[positions] for v in values)
-        before = _apply(memory.view(dtype), index, operation, name, given, wanted, part.space)
+        view, touched = memory.view(dtype), np.unique(index)
+        held = view[touched]
+        before = _apply(view, index, operation, name, given, wanted, part.space)
+        memory.changes += view[touched].tobytes() != held.tobytes()
         if wanted:
             found[positions] = before
     return found
@@ -109,7 +113,7 @@ def _chain(start, values, operation, name, combine):
     """What lies at one address before each of many lanes, and at the end."""
     if operation == "exch":
         return np.r_[start, values[0]]
-    function = dict(add=np.add, min=np.minimum, max=np.maximum, xor=np.bitwise_xor, **{"and": np.bitwise_and, "or": np.bitwise_or}).get(operation)
+    function = INTEGER.get(operation)
     if function is not None and TYPES[name].kind not in ("float", "packed"):
         return function.accumulate(np.r_[start, values[0]], dtype=values[0].dtype)
     if operation == "add" and name == "f64":
@@ -137,7 +141,7 @@ def combination(operation, name, space):
         return dict(add=lambda old, v: old + v, min=np.minimum, max=np.maximum,
                     inc=lambda old, v: np.where(old >= v, kind(0), old + kind(1))[()],
                     dec=lambda old, v: np.where((old == 0) | (old > v), v, old - kind(1))[()],
-                    xor=np.bitwise_xor, **{"and": np.bitwise_and, "or": np.bitwise_or})[operation]
+                    **{name: INTEGER[name] for name in ("xor", "and", "or")})[operation]
     if name == "f32" and operation == "add":
         if space == "global":  # flushes subnormals; shared memory does not
             return lambda old, v: canonical(flush(own(flush(old) + flush(v))))

@@ -151,7 +151,8 @@ class Emulator:
                 case Scalar(value=value, dtype=dtype):
                     data = np.array(value, DTYPES[dtype]).tobytes()
                 case _:
-                    data = argument.tobytes() if isinstance(argument, np.generic) else bytes(argument)  # bytes: a struct, as it lies in memory
+                    # a NumPy scalar, or the bytes of a struct as it lies in memory
+                    data = argument.tobytes() if isinstance(argument, np.generic) else bytes(argument)
             if len(data) != param.nbytes:
                 raise BadLaunch(f"{image.kernel.name}: parameter {number} has {param.nbytes} bytes; the launch passes {len(data)}")
             start = memory.param_start + image.offsets[param]

@@ -1,8 +1,7 @@
 """Barriers of a block.  PTX ISA, "Parallel Synchronization and Communication Instructions: bar, barrier".
 
-A barrier counts warps: one has arrived once all its living lanes have.  It opens when the warps asked for (each counting for 32 threads), or
-without a number all living warps of the block, have arrived.  Its number of lanes that wait decides nothing, so a diverged warp
-cannot open it early.
+A barrier counts warps: one has arrived once all its living lanes have.  It opens when the warps asked for (each counting for 32
+threads), or without a number all living warps of the block, have arrived; so a diverged warp cannot open it early.
 """
 
 import numpy as np
@@ -84,7 +83,8 @@ class Barriers(Waiter):
         self.busy[number] = True
         extra = None
         if reduction:
-            extra = (operation, reduction[0], np.broadcast_to(reduction[1], len(lanes)) if not np.ndim(reduction[1]) else reduction[1][some])
+            slot, values = reduction
+            extra = operation, slot, values[some] if np.ndim(values) else np.broadcast_to(values, len(lanes))
         if operation == "arrive":
             scheduler.resume(following, lanes)
         else:

@@ -1,9 +1,9 @@
-"""Function calls.  PTX ISA, "Control Flow Instructions: call, ret", "Abstracting the ABI", "Parameter State Space: Device Function Parameters".
+"""Function calls.  PTX ISA, "Control Flow Instructions: call, ret", "Abstracting the ABI", "Device Function Parameters".
 
-A device function's parameters, and those that a call site declares, are memory of the thread.  A call copies them to the callee's, notes for
-each lane where to go on, and goes there; a return copies what it gives back to the RETURNED bytes at the start of local memory, from
-where the call site takes it.  Registers of different functions are different, so nothing needs to be saved unless a function comes to call
-itself: then what the caller still needs is kept in frames.
+A device function's parameters, and those that a call site declares, are memory of the thread.  A call copies them to the callee's, notes
+for each lane where to go on, and goes there; a return copies what it gives back to the RETURNED bytes at the start of local memory,
+from where the call site takes it.  Registers of different functions are different, so nothing needs to be saved unless a function comes
+to call itself: then what the caller still needs is kept in frames.
 """
 
 import numpy as np

@@ -137,7 +137,8 @@ def setp(code, ins):
 
 
 def _compared(code, ins, a, b, kind) -> str:
-    return (f"half_compare({ins.one_of(*COMPARISONS)!r}, {form_of(kind)!r}, {ins.has('ftz')}, {bits(code, a, kind)}, {bits(code, b, kind)})")
+    values = f"{bits(code, a, kind)}, {bits(code, b, kind)}"
+    return f"half_compare({ins.one_of(*COMPARISONS)!r}, {form_of(kind)!r}, {ins.has('ftz')}, {values})"
 
 
 @runtime

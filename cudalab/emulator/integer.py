@@ -68,7 +68,8 @@ def mul_mad(code, ins):
         result = unsigned(kind)
         product = f"{code.value(a, result)} * {code.value(b, result)}"
     if adds and ins.has("sat"):
-        code.assign(target, f"np.clip(({product}).astype(i8) + {code.value(c[0], kind)}.astype(i8), -2147483648, 2147483647).astype(i4)", kind)
+        total = f"({product}).astype(i8) + {code.value(c[0], kind)}.astype(i8)"
+        code.assign(target, f"np.clip({total}, -2147483648, 2147483647).astype(i4)", kind)
     else:
         code.assign(target, f"{product} + {code.value(c[0], result)}" if adds else product, result)
 

@@ -1,4 +1,4 @@
-"""Bits: logic, shifts, fields, counts.  PTX ISA, "Logic and Shift Instructions", "Integer Arithmetic Instructions: bfe, bfi, popc, clz …"."""
+"""Bits: logic, shifts, fields, counts.  PTX ISA, "Logic and Shift Instructions", "Integer Arithmetic Instructions: bfe, bfi, popc, …"."""
 
 import numpy as np
 
@@ -28,11 +28,18 @@ def cnot(code, ins):
 
 @instruction("lop3", types="b32", modifiers="or and")
 def lop3(code, ins):
-    """Any function of three bits, by its truth table."""
+    """Any function of three bits, by its truth table; with .or or .and also whether the result is not zero, joined with a predicate."""
     target, a, b, c, table, *more = ins.operands
-    if ins.has("or") or ins.has("and") or more or not isinstance(table, Immediate):
-        raise PtxError(f"this form of lop3 is not supported: {ins}")
-    code.assign(target, f"lop3_bits({code.value(a, 'b32')}, {code.value(b, 'b32')}, {code.value(c, 'b32')}, {table.value & 255})", "b32")
+    if not isinstance(table, Immediate):
+        raise PtxError(f"a truth table that is not a literal: {ins}")
+    result = f"lop3_bits({code.value(a, 'b32')}, {code.value(b, 'b32')}, {code.value(c, 'b32')}, {table.value & 255})"
+    if not more:
+        code.assign(target, result, "b32")
+        return
+    result, joined = code.temp(result), "|" if ins.has("or") else "&"
+    flag = code.temp(f"({result} != 0) {joined} {code.value(more[0], 'pred')}")
+    code.assign(target.first, result, "b32", alias=True)
+    code.assign(target.second, flag, "pred", alias=True)
 
 
 @runtime

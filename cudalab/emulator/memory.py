@@ -102,6 +102,7 @@ class Memory:
         self._views = {}
         self._recent = (0, 0)
         self.limits = dict(param=param, shared=0, local=0)  # bytes of each space that the running kernel has
+        self.changes = 0  # how often something was written: a loop that sees no change will see none in its next turn
         self.chunk = None
         self.observers = ()
         self.flights = None  # copies on their way into shared memory: see async_copy.py
@@ -273,6 +274,7 @@ class Memory:
             return
         size = dtype.itemsize * len(values)
         self.check(place, offset, size, "write", site)
+        self.changes += 1
         if self.observers or self.flights:
             self.observe("store", place, offset, size, site)
         index = place.index
@@ -292,6 +294,7 @@ class Memory:
 
     def put_rows(self, index: np.ndarray, rows: np.ndarray, size: int) -> None:
         """Write rows of `size` bytes at flat byte indices that are multiples of it."""
+        self.changes += 1
         whole = COPIED_WHOLE.get(size)
         if whole is None:
             view = self.view(rows.dtype, rows.shape[1])

@@ -1,16 +1,21 @@
 """Moving and choosing values.  PTX ISA, "Data Movement and Conversion Instructions: mov, cvta, isspacep"; "selp", "setp", "set"."""
 
-from cudalab.emulator.memory import WINDOWS
+import numpy as np
+
+from cudalab.emulator.errors import PtxError
+from cudalab.emulator.memory import LOCAL_WINDOW, WINDOWS
 from cudalab.emulator.program import Register, Special, Vector
-from cudalab.emulator.table import instruction
-from cudalab.emulator.types import TYPES
+from cudalab.emulator.table import instruction, runtime
+from cudalab.emulator.types import PAIR, TYPES
 
 
 @instruction("mov")
 def mov(code, ins):
     target, source = ins.operands
     kind = ins.type
-    if isinstance(target, Vector):
+    if kind.bits == 128:
+        _mov128(code, ins, target, source)
+    elif isinstance(target, Vector):
         part = TYPES[f"b{kind.bits // len(target.items)}"]
         whole = code.temp(code.value(source, f"b{kind.bits}"))
         for number, item in enumerate(target.items):
@@ -23,6 +28,46 @@ def mov(code, ins):
         code.assign(target, " | ".join(pieces), kind)
     else:
         code.assign(target, code.value(source, kind), kind, alias=isinstance(source, (Register, Special)))
+
+
+def _mov128(code, ins, target, source):
+    """128 bits are held as two columns of 64."""
+    if isinstance(target, Vector):
+        whole = code.temp(code.value(source, "b128"))
+        for item, half in zip(target.items, ("low", "high")):
+            code.assign(item, f"own({whole}[{half!r}])", "b64")
+    elif isinstance(source, Vector):
+        low, high = (code.value(item, "b64") for item in source.items)
+        code.assign(target, f"join128({low}, {high}, count)", "b128")
+    else:
+        code.assign(target, code.value(source, "b128"), "b128", alias=True)
+
+
+@runtime
+def join128(low, high, count):
+    whole = np.empty(count if low.ndim or high.ndim else 1, PAIR)
+    whole["low"], whole["high"] = low, high
+    return whole if low.ndim or high.ndim else whole[0]
+
+
+@instruction("isspacep", modifiers="global shared shared::cta shared::cluster local const param param::entry")
+def isspacep(code, ins):
+    """Does a generic address point into a state space?"""
+    space = ins.parts[1].split("::")[0]
+    value = code.value(ins.operands[1], "u64")
+    if space in WINDOWS:
+        inside = f"({value} >> {code.constant(np.uint64(40))}) == {code.constant(np.uint64(WINDOWS[space] >> 40))}"
+    elif space == "global":
+        inside = f"{value} < {code.constant(np.uint64(LOCAL_WINDOW))}"
+    else:
+        raise PtxError(f"constant addresses are generic ones here, so this is not supported: {ins}")
+    code.assign(ins.operands[0], inside, "pred")
+
+
+@instruction("createpolicy", types="b64", modifiers="fractional range global cvt L2 L2::*")
+def createpolicy(code, ins):
+    """Cache policies change nothing that can be seen here."""
+    code.assign(ins.operands[0], code.constant(np.uint64(0)), "u64")
 
 
 @instruction("cvta", modifiers="to global shared local param const shared::cta shared::cluster param::entry")

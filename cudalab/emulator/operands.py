@@ -11,9 +11,10 @@ INTEGER = re.compile(r"([-+~]*)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?")
 HEX_FLOAT = re.compile(r"(-?)0([fFdD])([0-9a-fA-F]+)")
 DECIMAL = re.compile(r"-?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?")
 WITH_OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))U?", re.DOTALL)
-SPECIAL = re.compile(r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyzw])?|laneid|warpid|nwarpid|smid"
-                     r"|nsmid|gridid|is_explicit_cluster|cluster_ctarank|cluster_nctarank|lanemask_(?:eq|le|lt|ge|gt)|clock|clock_hi|clock64"
-                     r"|globaltimer|globaltimer_lo|globaltimer_hi|total_smem_size|dynamic_smem_size|aggr_smem_size|envreg\d+)")
+SPECIAL = re.compile(r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyzw])?|laneid|warpid|nwarpid"
+                     r"|smid|nsmid|gridid|is_explicit_cluster|cluster_ctarank|cluster_nctarank|lanemask_(?:eq|le|lt|ge|gt)"
+                     r"|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi"
+                     r"|total_smem_size|dynamic_smem_size|aggr_smem_size|envreg\d+)")
 WARP_SIZE = 32
 
 

@@ -1,5 +1,6 @@
-"""printf and assert of device code.  CUDA C++ Programming Guide, "Formatted Output", "Assertion": the compiler calls vprintf(format, arguments)
-and __assertfail(message, file, line, function, size of a character).
+"""printf and assert of device code.  CUDA C++ Programming Guide, "Formatted Output", "Assertion".
+
+The compiler calls vprintf(format, arguments) and __assertfail(message, file, line, function, size of a character).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Rounding exactly as PTX asks: fused multiply-add rounds once, in every rounding mode.  PTX ISA, "Floating Point Instructions", "Rounding Modifiers".
+"""Rounding exactly as PTX asks: fused multiply-add rounds once.  PTX ISA, "Floating Point Instructions", "Rounding Modifiers".
 
 float32 is worked in float64.  A product of two float32 is exact there; a sum may round, and rounding its result again to float32 goes wrong
 only where the first rounding lands exactly in the middle between two float32.  Such lanes are recognised by their low 29 bits (in the

@@ -7,6 +7,7 @@ barriers is with a Waiter.
 """
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from cudalab.emulator.segments import Segment
 from cudalab.emulator.table import runtime
 
 AGE = 64  # steps a group may wait while others run
+FIRST_LOOK = 4096  # steps of a chunk before it is suspected of spinning in vain
 EXIT = -1  # where lanes go that have ended
 ALL = 0xFFFFFFFF
 
@@ -32,6 +34,17 @@ class Wait:
     mask: object
     following: int
     site: int
+
+
+@dataclass
+class Snapshot:
+    """All that decides what happens next: the group about to run, all groups and their registers, how often memory has changed."""
+
+    step: int
+    start: int
+    changes: int
+    groups: dict
+    registers: dict
 
 
 class Waiter:
@@ -64,6 +77,8 @@ class Scheduler:
         self.since: dict[int, int] = {}  # instruction -> step at which its group came there
         self.parked: dict[int, np.ndarray | None] = {}
         self.watched = bool(chunk.observers)
+        self._seen: Snapshot | None = None
+        self._next_look = FIRST_LOOK
 
     def run(self) -> None:
         """Raises KernelFault (Deadlock among them)."""
@@ -73,9 +88,9 @@ class Scheduler:
             if not self.groups and not self._wake():
                 return
             chunk.steps += 1
-            if chunk.steps > self.patience:
-                self._report("does not end", KernelFault)
             start = self._choose()
+            if chunk.steps >= FIRST_LOOK:
+                self._look_for_spinning(start)
             lanes = self.groups.pop(start)
             self.since.pop(start)
             segment = self.segments[start]
@@ -188,9 +203,7 @@ class Scheduler:
         here = np.zeros(chunk.count, bool)
         here[every] = True
         if segment.members is None or (members == ALL if not members.ndim else (members[every] == ALL).all()):
-            width = max(segment.collective, WARP)
-            here = (here | ~chunk.alive).reshape(-1, width) if chunk.count % width == 0 else here.reshape(1, -1)
-            ready = np.repeat(here.all(axis=1), width)[every]
+            ready = self._whole(here | ~chunk.alive, max(segment.collective, WARP))[every]
         else:
             ready = self._members_here(segment, every, here, np.broadcast_to(members, chunk.count))
         if ready.all():
@@ -198,6 +211,14 @@ class Scheduler:
         waiting = every[~ready]
         self.parked[segment.start] = self._join(self.parked[segment.start], waiting) if segment.start in self.parked else waiting
         return every[ready]
+
+    def _whole(self, here: np.ndarray, width: int) -> np.ndarray:
+        """For each lane: are all lanes here of the `width` neighbours in its block that it belongs to?"""
+        blocks = here.reshape(self.chunk.blocks, -1)
+        filled = np.ones((len(blocks), -(-blocks.shape[1] // width) * width), bool)
+        filled[:, :blocks.shape[1]] = blocks
+        whole = np.repeat(filled.reshape(len(blocks), -1, width).all(axis=2), width, axis=1)
+        return whole[:, :blocks.shape[1]].reshape(-1)
 
     def _members(self, segment: Segment):
         """The member mask of the lanes: one number, or an array over the whole chunk."""
@@ -225,7 +246,36 @@ class Scheduler:
         same = (rows == own[:, None]) & here.reshape(-1, WARP)[every // WARP]
         return (same | ~named | ~chunk.alive.reshape(-1, WARP)[every // WARP]).all(axis=1)
 
-    # -- when nobody can run
+    # -- when nobody can run, or nobody gets anywhere
+
+    def _look_for_spinning(self, start: int) -> None:
+        """Raise if all is as it was some steps ago, and every group has run since: then it will be so for ever.
+
+        What was is kept anew after 4096, 8192, … steps, so that a cycle of any length is found: R. P. Brent, "An improved Monte Carlo
+        factorization algorithm", BIT 20 (1980).
+        """
+        chunk = self.chunk
+        if chunk.steps % 256 == 0:
+            for waiter in chunk.waiters.values():
+                waiter.poll(self)  # what is under way must arrive although somebody runs
+        if chunk.steps > self.patience:
+            self._report(f"has not ended after {self.patience} steps", KernelFault)
+        seen, changes = self._seen, chunk.memory.changes
+        if seen is not None and start == seen.start and changes == seen.changes and self.groups.keys() == seen.groups.keys():
+            if min(self.since.values()) > seen.step and all(self._same(self.groups[at], lanes) for at, lanes in seen.groups.items()) \
+                    and all(_equal(chunk.registers[slot], values) for slot, values in seen.registers.items()):
+                self._report("spins on something that nobody is left to change", Deadlock)
+        if chunk.steps >= self._next_look:
+            self._next_look = 2 * chunk.steps
+            live = 0
+            for at in self.groups:
+                live |= self.segments[at].live_in
+            registers = {slot: np.copy(chunk.registers[slot]) for slot in range(live.bit_length()) if live >> slot & 1}
+            self._seen = Snapshot(chunk.steps, start, changes, dict(self.groups), registers)
+
+    @staticmethod
+    def _same(one, other) -> bool:
+        return one is other or one is not None and other is not None and np.array_equal(one, other)
 
     def _wake(self) -> bool:
         """Let go who may go; False if all lanes have ended.  Raises Deadlock."""
@@ -237,7 +287,7 @@ class Scheduler:
             return False
         self._report("cannot go on", Deadlock)
 
-    def _report(self, what: str, kind: type[KernelFault]) -> None:
+    def _report(self, what: str, kind: type[KernelFault]) -> NoReturn:
         """Who is where and waits for what."""
         chunk, lines = self.chunk, []
         held = [entry for waiter in chunk.waiters.values() for entry in waiter.waiting()]
@@ -246,5 +296,9 @@ class Scheduler:
         for lanes, site, reason in held[:8]:
             waits = f" {'wait' if len(lanes) > 1 else 'waits'} for {reason}" if reason else " run"
             lines.append(f"{len(lanes)} threads (first: {chunk.who(int(lanes[0]))}){waits} at {chunk.where(site)}")
-        steps = f" within {self.patience} steps" if kind is KernelFault else ""
-        raise kind(f"{chunk.image.kernel.name} {what}{steps}: " + "; ".join(lines))
+        raise kind(f"{chunk.image.kernel.name} {what}: " + "; ".join(lines))
+
+
+def _equal(one, other) -> bool:
+    """The same bits in both, arrays or scalars."""
+    return np.shape(one) == np.shape(other) and np.asarray(one).tobytes() == np.asarray(other).tobytes()

@@ -1,4 +1,6 @@
-"""Types of PTX and the NumPy types that hold them.  PTX ISA, "Fundamental Types", "Alternate Floating-Point Data Formats", "Packed Data Types".
+"""Types of PTX and the NumPy types that hold them.
+
+PTX ISA, "Fundamental Types", "Alternate Floating-Point Data Formats", "Packed Data Types".
 
 A register is held by the unsigned integer of its width, except pred (bool), f32 and f64.  Small floating-point formats and packed types
 are held as their bits.

@@ -81,8 +81,8 @@ def shfl(code, ins):
     target, value, b, c, members = ins.operands
     first, second = (target.first, target.second) if isinstance(target, Pair) else (target, Sink())
     mode = ins.one_of("up", "down", "bfly", "idx")
-    result = code.temp(f"shuffle(chunk, {warps(code)}, {mode!r}, {code.value(value, 'b32')}, {code.value(b, 'u32')}, {code.value(c, 'u32')}, "
-                       f"{code.value(members, 'u32')}, {code.site})")
+    values = ", ".join([code.value(value, "b32"), *(code.value(o, "u32") for o in (b, c, members))])
+    result = code.temp(f"shuffle(chunk, {warps(code)}, {mode!r}, {values}, {code.site})")
     code.assign(first, f"{result}[0]", "b32")
     code.assign(second, f"{result}[1]", "pred", alias=True)
 
