@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -14,12 +15,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from cudalab import nvrtc, sass
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
+from cudalab.installed import cure
 from cudalab.occupancy import limits, occupancy
-from cudalab.spec import DTYPES, KERNELS, Plan, Pointer, Scalar, Step
+from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step, itemsize
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")  # what every step is tested against
 COMMON = KERNELS / "common"
@@ -129,6 +129,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
         text = source.read_bytes()
     except OSError as error:
         raise CompileError(f"{source} cannot be read: {error.strerror}") from None
+    _require_text(source, text)
     names = sorted({launch.entry for launch in plan.launches if not IDENTIFIER.fullmatch(launch.entry)})
     headers, folders = _headers(source, text)
     options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *(f"-D{name}={value}" for name, value in plan.config.items()),
@@ -162,7 +163,7 @@ def verify(build: Build, plan: Plan) -> None:
         if kernel is None:
             raise BadLaunch(f"{plan.step.source.name} has no kernel '{launch.entry}'; it has {', '.join(build.kernels) or 'none'}")
         _verify_arguments(kernel, launch.args)
-        threads = int(np.prod(launch.block))
+        threads = math.prod(launch.block)
         if kernel.max_threads is not None and threads > kernel.max_threads:
             raise BadLaunch(f"{launch.entry}: a block of {threads} threads; its __launch_bounds__ allow {kernel.max_threads}")
         smem = kernel.static_smem + launch.smem
@@ -182,7 +183,7 @@ def _verify_arguments(kernel: Kernel, args: tuple[Pointer | Scalar, ...]) -> Non
             case Pointer(name=name):
                 given, kinds, size = f"the address of {name}", ("ptr",), 8
             case Scalar(dtype=dtype, value=value):
-                size = DTYPES[dtype].itemsize
+                size = itemsize(dtype)
                 given, kinds = f"{value} as {dtype}", _scalar_kinds(dtype, size)
         if param.size != size or param.kind not in kinds:
             raise BadLaunch(f"{kernel.entry}: parameter {number} is {param.kind} of {param.size} bytes; the launch passes {given}")
@@ -211,11 +212,24 @@ def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Pat
                 outside = True
             elif (path := Path(os.path.normpath(path))) not in found:
                 header = path.read_bytes()
+                _require_text(path, header)
                 found[path] = _digest(header)
                 pending.append((path, header))
     toolkit = nvrtc.include_folders() if outside else ()
     known = [(str(path), digest) for path, digest in sorted(found.items())]
     return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [*ours, *toolkit]
+
+
+def _require_text(path: Path, content: bytes) -> None:
+    """Raises CompileError for bytes at which NVRTC would stop reading without a word: 0xff, and the zero that ends a C string."""
+    try:
+        content.decode()
+        place = content.find(b"\0")
+    except UnicodeDecodeError as error:
+        place = error.start
+    if place >= 0:
+        line = content.count(b"\n", 0, place) + 1
+        raise CompileError(f"{path}({line}): not UTF-8 text (byte 0x{content[place]:02x}): save the file as UTF-8")
 
 
 def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:
@@ -238,12 +252,13 @@ def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:
     for symbol, params, directives in re.findall(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?(.*?)\{", ptx, re.DOTALL):
         used = resources.get(symbol)
         if used is None or used["registers"] is None or used["stack"] is None:
-            raise CompileError(f"the lab cannot read the ptxas log of NVRTC {nvrtc.version()}: no registers of '{symbol}' in it")
+            raise CompileError(f"NVRTC {nvrtc.version()} compiled '{symbol}' but its log does not say what registers and stack it takes, "
+                               f"so the lab cannot use it: keep to the NVRTC of the extras ({cure()})")
         threads = re.search(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives)
         name = _plain_name(symbol)
         kernels.append(Kernel(
             entries.get(symbol) or (name if plain.count(name) == 1 else symbol), symbol, **used,
-            max_threads=int(np.prod([int(size) for size in threads[1].split(",")])) if threads else None,
+            max_threads=math.prod(map(int, threads[1].split(","))) if threads else None,
             params=tuple(_param(declaration) for declaration in params.split(",") if declaration.strip())))
     return kernels
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudalab.errors import BadConfig
-from cudalab.spec import DTYPES, Op, Plan, Step, Tensor, Values
+from cudalab.spec import DTYPES, Op, Step, Tensor, Values
 
 KINDS = ("normal", "integers")
 ELEMENT_BOUND, RMS_BOUND = 2.0, 1.0  # times u sqrt(K)

@@ -38,8 +38,8 @@ def examine() -> list[Finding]:
         ("NVRTC", _nvrtc, cure(), "compiling"),
         ("CUDA headers", _headers, cure(), "kernels that include cuda_fp16.h and the like"),
         ("nvdisasm", _nvdisasm, "pip install nvidia-cuda-nvdisasm", "SASS, instruction mix"),
-        ("CuPy", _cupy, _gpu_cure(), "running"),
-        ("cuBLAS", _cublas, _gpu_cure(), "the peer cublas"),
+        ("CuPy", _cupy, cure(gpu=True), "running"),
+        ("cuBLAS", _cublas, cure(gpu=True), "the peer cublas"),
         ("nvmath-python", lambda: _distribution("nvmath-python"), 'pip install -e ".[peers]"', "the peer cublaslt"),
         ("NVML", _nvml, "pip install nvidia-ml-py", "clock, power and temperature beside the times"),
         ("matplotlib", lambda: _distribution("matplotlib"), 'pip install -e ".[plot]"', "results --plot"),
@@ -71,10 +71,6 @@ def _look(what: str, examination: Callable[[], str], install: str, needed_for: s
         return Finding(what, False, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}", install, needed_for)
 
 
-def _gpu_cure() -> str:
-    return cure().replace("[cpu]", "[cuda12]")
-
-
 def _python() -> str:
     return f"{sys.version.split()[0]}, {sys.executable}"
 
@@ -84,7 +80,7 @@ def _cuda_driver():
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise Missing("cuda-python is not installed", _gpu_cure()) from None
+        raise Missing("cuda-python is not installed", cure(gpu=True)) from None
     try:
         status = driver.cuInit(0)[0]
     except RuntimeError:
@@ -141,7 +137,7 @@ def _cupy() -> str:
 def _cublas() -> str:
     from cudalab.peers import PEERS
     if reason := PEERS["cublas"].missing():
-        raise Missing(reason.partition("; pip install")[0])
+        raise Missing(reason.partition(" (")[0])
     return next((f"{name} {versions()[name]}" for name in ("nvidia-cublas", "nvidia-cublas-cu12") if name in versions()), "of the system")
 
 

@@ -58,6 +58,6 @@ def evaluate(text: str, names: Mapping[str, int]) -> tuple[int, ...]:
         body = ast.parse(text.strip(), mode="eval").body
         return tuple(int(value(node)) for node in (body.elts if isinstance(body, ast.Tuple) else [body]))
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        raise LabError(f"'{text}' is not an expression: {error}") from None
+        raise LabError(f"'{text}' is not an expression: {getattr(error, 'msg', error)}") from None
     except ZeroDivisionError:
         raise LabError(f"'{text}' divides by zero") from None

@@ -5,6 +5,7 @@ Everything goes through one explicit non-blocking stream, which is CuPy's curren
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ import numpy as np
 from cudalab.build import build, target_for, verify
 from cudalab.devices import Device
 from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName, UnusableDevice
+from cudalab.installed import cure
 from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Tensor
 
 SENTINEL = 0xA5  # every byte of an integer output before a run: a value that no kernel here computes
@@ -69,11 +71,11 @@ class Gpu:
             return {name: buffers[name].get() for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
 
     def allocate(self, tensors: Iterable[Tensor], what: str) -> dict:
-        """An uninitialised CuPy array for each tensor.  Raises OutOfMemory before anything is taken."""
+        """A CuPy array for each tensor: zeros for a state, uninitialised for the rest.  Raises OutOfMemory before anything is taken."""
         tensors = list(tensors)
         self.require(sum(t.nbytes for t in tensors), what)
         with self.stream:
-            return {t.name: self._cupy.empty(t.shape, DTYPES[t.dtype]) for t in tensors}
+            return {t.name: (self._cupy.zeros if t.role == "state" else self._cupy.empty)(t.shape, DTYPES[t.dtype]) for t in tensors}
 
     def require(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemory unless the device has `nbytes` free (blocks that CuPy's pool keeps unused count as free)."""
@@ -91,7 +93,7 @@ class Gpu:
         """Fill outputs with NaN (integers: a sentinel) and scratch with 0xFF bytes, so that what is not written shows."""
         for tensor in tensors:
             if tensor.role in roles:
-                byte = NAN if tensor.role == "scratch" or DTYPES[tensor.dtype].kind == "f" else SENTINEL
+                byte = NAN if tensor.role == "scratch" or tensor.dtype.startswith("f") else SENTINEL
                 self._check(self._fill(buffers[tensor.name], byte)()[0], tensor.name)
 
     def prepare(self, plan: Plan, buffers: Mapping) -> Callable[[], None]:
@@ -157,7 +159,7 @@ class Gpu:
         config.hStream = driver.CUstream(self.stream.ptr)
         config.numAttrs = 0
         if launch.cluster:
-            if np.prod(launch.cluster) > PORTABLE_CLUSTER:
+            if math.prod(launch.cluster) > PORTABLE_CLUSTER:
                 self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, label)
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -188,7 +190,7 @@ class Gpu:
             if status in (self._driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, self._driver.CUresult.CUDA_ERROR_INVALID_IMAGE,
                           self._driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION):
                 raise NoDevice(f"the driver (CUDA {self.device.driver}) refuses the code that NVRTC made for {built.target}: "
-                               f"update the driver, or install the other line: pip install -e '.[cuda12]'")
+                               f"update the driver, or in a fresh environment pip install -e '.[cuda12]'")
             self._check(status, f"loading {built.folder.name}")
             self._modules[built.folder] = module
         return self._modules[built.folder]
@@ -243,7 +245,7 @@ def _open_driver(ordinal: int):
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise NoDevice(f"cuda.bindings is not installed ({error}); pip install -e '.[cuda12]'") from None
+        raise NoDevice(f"cuda.bindings is not installed ({error}): {cure(gpu=True)}") from None
     try:
         status = driver.cuInit(0)[0]
     except RuntimeError:
@@ -270,7 +272,7 @@ def _import_cupy(driver_version: int):
         import cupy
         runtime = cupy.cuda.runtime.runtimeGetVersion()
     except ImportError as error:
-        raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'") from None
+        raise UnusableDevice(f"CuPy does not import ({str(error).strip().splitlines()[0]}): {cure(gpu=True)}") from None
     if driver_version // 1000 < runtime // 1000:  # within one major version every driver runs every toolkit
         raise UnusableDevice(f"the driver supports CUDA {_version(driver_version)} and the installed packages are "
                              f"for CUDA {runtime // 1000}: update the driver, "

@@ -22,14 +22,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def extra() -> str:
-    """The extra of setup.cfg that fits this machine: the line it has begun, else cuda12 beside a driver and cpu without one."""
-    for name, distribution in (("cuda13", "cupy-cuda13x"), ("cuda12", "cupy-cuda12x")):
-        if distribution in versions():
-            return name
-    return "cuda12" if Path("/proc/driver/nvidia/version").exists() else "cpu"
+def cure(gpu: bool = False) -> str:
+    """The command that installs what is missing: of the CUDA line this environment has begun, else of CUDA 12.
 
-
-def cure() -> str:
-    """The command that installs what is missing."""
-    return f'pip install -e ".[{extra()}]"'
+    gpu: whether it is missing for running on a GPU; else, on a machine without an NVIDIA driver, the smaller extra `cpu` is enough.
+    """
+    if "cupy-cuda13x" in versions() or NVRTC[0] in versions():
+        extra = "cuda13"
+    elif gpu or "cupy-cuda12x" in versions() or Path("/proc/driver/nvidia/version").exists():
+        extra = "cuda12"
+    else:
+        extra = "cpu"
+    return f'pip install -e ".[{extra}]"'

@@ -70,7 +70,7 @@ def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]]) ->
     lines = []
     for step, by_peer in ladder.items():
         row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
-        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), _share(row),
+        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), report.share_text(row),
                       *_ratios(op, by_peer)))
     head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step "
             f"(a ratio above 1 is faster than the library):")
@@ -84,7 +84,7 @@ def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]]) -> str:
     for by_peer in best:
         row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
         lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row),
-                      _share(row), report.rate_text(row, "peer_time_s"), *_ratios(op, by_peer)))
+                      report.share_text(row), report.rate_text(row, "peer_time_s"), *_ratios(op, by_peer)))
         if row["flops"] >= LARGE_FLOPS and row["peer"] == op.peers[0] and row["ratio"]:
             ratios.append(row["ratio"])
     head = f"`{op.name}` on {device}, the fastest step at each shape ({'×'.join(op.dims)}):"
@@ -100,10 +100,6 @@ _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --read
 
 def _ratios(op: Op, by_peer: Mapping[str, Mapping]) -> list[str]:
     return [report.ratio_text(by_peer[peer]["ratio"]) if peer in by_peer else "-" for peer in op.peers]
-
-
-def _share(row: Mapping) -> str:
-    return "-" if row["roof_share"] is None else f"{row['roof_share']:.0%} of {row['roof']}"
 
 
 def _markdown(lines: Sequence[Sequence[str]], headers: Sequence[str], text: int) -> str:

@@ -2,7 +2,9 @@
 
 import os
 import re
+import signal
 import sys
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +24,7 @@ HOST_CODE = (  # what only a host compiler understands, as a person would name i
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 ASSERTION = re.compile(r'\((\d+)\): error: static assertion failed(?: with "(.*)")?\n\s*(.*)')
 TOO_MUCH = re.compile(r"ptxas (?:error|fatal)\s*:\s*(.*(?:uses too|too many|register|resource|exceeds).*)", re.IGNORECASE)
+CACHING = (12, 9)  # from here on NVRTC keeps a cache of its own, and what it takes from there comes with an empty log: no resources
 PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal)\s*:\s*(.*)")
 
 
@@ -50,8 +53,8 @@ def version() -> str:
     return f"{major}.{minor} {Path(path).resolve().name}"
 
 
-def _major_minor() -> tuple[str, str]:
-    return re.match(r"(\d+)\.(\d+)", version()).groups()
+def _major_minor() -> tuple[int, int]:
+    return tuple(map(int, re.match(r"(\d+)\.(\d+)", version()).groups()))
 
 
 @cache
@@ -87,13 +90,13 @@ def include_folders() -> tuple[Path, ...]:
     return ()
 
 
-def _is_major(folder: Path, major: str) -> bool:
+def _is_major(folder: Path, major: int) -> bool:
     """Does the folder hold CUDA headers of this major version?"""
     try:
         found = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", (folder / "cuda_runtime_api.h").read_text(errors="replace"))
     except OSError:
         return False
-    return found is not None and int(found[1]) // 1000 == int(major)
+    return found is not None and int(found[1]) // 1000 == major
 
 
 def compile_program(source: Path, text: bytes, options: list[str], names: list[str]) -> Program:
@@ -107,8 +110,10 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
     except ImportError:
         raise MissingTool(f"cuda-python is not installed, so nothing can be compiled: {cure()}") from None
     _, major, minor = _library()
-    if _major_minor() != (str(major), str(minor)):
+    if _major_minor() != (major, minor):
         raise MissingTool(f"the NVRTC wheel is {version()} but {major}.{minor} was loaded: keep one CUDA line in this environment")
+    if (major, minor) >= CACHING:
+        options = [*options, "-no-cache"]
     ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
 
     def call(function, *arguments):
@@ -126,7 +131,7 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
     try:
         for name in names:
             call(nvrtc.nvrtcAddNameExpression, program, name.encode())
-        status, = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        status, = _interruptible(nvrtc.nvrtcCompileProgram, program, len(options), [option.encode() for option in options])
         log = fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").strip("\0 \n")
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION and "--gpu-architecture" in log:
             known = " ".join(f"sm_{number}" for number in call(nvrtc.nvrtcGetSupportedArchs))
@@ -140,8 +145,31 @@ def compile_program(source: Path, text: bytes, options: list[str], names: list[s
         symbols = {name: call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode() for name in names}
         ptx = fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0 \n") + b"\n"
         return Program(ptx, fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log, symbols)
+    except KeyboardInterrupt:
+        program = None  # NVRTC may still be at work on it
+        raise
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        if program is not None:
+            nvrtc.nvrtcDestroyProgram(program)
+
+
+def _interruptible(function, *arguments):
+    """What a function of NVRTC returns; Ctrl-C ends the wait for it at once.
+
+    NVRTC would be deaf to it until it is done: it puts its own handlers for SIGINT and SIGTERM in the place of Python's while it compiles.
+    So it works in a thread, and the main thread puts Python's back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    returned, handlers = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    thread = threading.Thread(target=lambda: returned.append(function(*arguments)), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not set by Python, so not Python's to put back
+                signal.signal(number, handler)
+        thread.join(0.1)
+    return returned[0]
 
 
 def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:

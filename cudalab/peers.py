@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cudalab.errors import LabError, UnknownName
+from cudalab.installed import cure
 from cudalab.spec import Values
 
 WORKSPACE = 32 * 2**20  # bytes; what NVIDIA advises for Hopper
@@ -74,7 +75,7 @@ def _cublas_missing() -> str | None:
     try:
         from cupy_backends.cuda.libs import cublas  # noqa: F401  CuPy loads the library here
     except ImportError as error:
-        return f"cuBLAS is not there ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'"
+        return f"cuBLAS is not there ({str(error).strip().splitlines()[0]}): {cure(gpu=True)}"
     return None
 
 
@@ -102,9 +103,9 @@ def _cublaslt_missing() -> str | None:
         from nvmath.bindings import cublasLt
         cublasLt.get_version()
     except ImportError:
-        return "nvmath-python is not installed; pip install -e '.[peers]'"
+        return 'nvmath-python is not installed: pip install -e ".[peers]"'
     except Exception as error:  # its loader raises several types where the library is not found
-        return f"cublasLt does not load ({str(error).strip().splitlines()[0]}); pip install -e '.[cuda12]'"
+        return f"cublasLt does not load ({str(error).strip().splitlines()[0]}): {cure(gpu=True)}"
     return None
 
 

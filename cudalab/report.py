@@ -1,24 +1,45 @@
 """What can be said of a step without running it, and how rows and reports look as text."""
 
 import math
+import os
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from cudalab.errors import MissingTool
 from cudalab.spec import Fill, Launch, Plan
 
 
-def table(rows: Sequence[Sequence], headers: Sequence[str], left: Sequence[int] = (0,), widths: Sequence[int | None] | None = None) -> str:
-    """A plain table; numbers and texts come formatted, `left` names the columns of text, text wider than `widths` is wrapped."""
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is, or that $COLUMNS says; None for a file or a pipe: there a line is as long as it is."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+
+
+def table(rows: Sequence[Sequence], headers: Sequence[str], left: Sequence[int] = (0,), wrap: int | None = None) -> str:
+    """A plain table; numbers and texts come formatted, `left` names the columns of text, `wrap` the one that takes what room is left."""
     from tabulate import tabulate
-    return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=widths,
+    widths, terminal = [None] * len(headers), terminal_width()
+    if rows and terminal and wrap is not None:
+        lengths = [max(len(head) + 2, *(len(str(cell)) for cell in cells)) for head, *cells in zip(headers, *rows)]  # tabulate adds the 2
+        widths[wrap] = max(20, terminal - sum(lengths) + lengths[wrap] - 2 * (len(headers) - 1))
+    # tabulate pads every line to the full width, which a narrower terminal would show as empty lines
+    text = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=widths,
                     colalign=["left" if i in left else "right" for i in range(len(headers))] if rows else None)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def fold(text: str, indent: str = "") -> str:
+    """The text with lines no longer than the terminal is wide, those behind the first after `indent`."""
+    return textwrap.fill(text, terminal_width() or 10_000, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def time_text(seconds: float) -> str:
-    """A time in the unit that a person would take."""
+    """A time in the unit that a person would take, four digits: 2.740 ms."""
     for unit, scale in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1 or unit == "µs":
-            return f"{seconds * scale:.4g} {unit}"
+            return f"{format(seconds * scale, '#.4g').rstrip('.')} {unit}"
 
 
 def shape_text(shape: Mapping[str, int]) -> str:
@@ -44,10 +65,12 @@ def share_text(row: Mapping) -> str:
 
 
 def measured(rows: Iterable[Mapping]) -> str:
-    """The table of measured rows: ours beside the peer, with the share of the roof."""
-    lines = [(f"{r['op']}/{r['step']}", shape_text(r["shape"]), time_text(r["time_s"]), rate_text(r), share_text(r), r["peer"] or "-",
-              time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", ratio_text(r["ratio"]), r["protocol"]) for r in rows]
-    return table(lines, ("step", "shape", "time", "TFLOP/s", "roof", "peer", "peer's time", "ratio", "protocol"), left=(0, 1, 4, 5, 8))
+    """The table of measured rows: ours beside the peer, with the share of the roof; the protocol where it is not always steady."""
+    rows = list(rows)
+    more = ("protocol",) if any(r["protocol"] != "steady" for r in rows) else ()
+    lines = [(f"{r['op']}/{r['step']}", shape_text(r["shape"]), rate_text(r), share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
+              time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more)) for r in rows]
+    return table(lines, ("step", "shape", "TFLOP/s", "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
 
 
 def compiled(plan: Plan, target: str) -> dict:
@@ -102,9 +125,11 @@ def static(report: Mapping, prose: bool = False) -> str:
     shape = " ".join(f"{name}={size}" for name, size in report["shape"].items())
     lines = [f"{report['op']}/{report['step']}: {report['title']}"]
     if prose and report["prose"]:
-        lines += ["", *("  " + line if line else "" for line in report["prose"].splitlines())]
+        lines += ["", *_prose(report["prose"])]
     lines += ["", f"shape      {shape}", f"target     {report['target']} (needs compute capability {report['min_sm'] / 10} or later)",
-              f"tunables   {_tunables(report) or 'none'}"]
+              fold(f"tunables   {'  '.join(f'{name}={value}' for name, value in report['config'].items()) or 'none'}", " " * 11)]
+    searched = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in report["tunables"].items() if values)
+    lines += [fold(f"tune tries {searched}", " " * 11)] if prose and searched else []
     lines += [f"scratch    {b['name']} {shape_text(dict(enumerate(b['shape'])))} {b['dtype']}, {b['bytes']} bytes"
               for b in report["buffers"] if b["role"] == "scratch"]
     for action in report["actions"]:
@@ -112,10 +137,13 @@ def static(report: Mapping, prose: bool = False) -> str:
     return "\n".join([*lines, "", f"folder     {report['folder']}"])
 
 
-def _tunables(report: Mapping) -> str:
-    """BM=128 (of 64 128): the value, and what `tune` tries."""
-    return "  ".join(f"{name}={value}" + (f" (of {' '.join(map(str, report['tunables'][name]))})" if report["tunables"].get(name) else "")
-                     for name, value in report["config"].items())
+def _prose(text: str) -> list[str]:
+    """A header's prose, indented; on a narrow terminal its lines, which break where a sentence happens to, are joined and broken anew."""
+    lines, width = text.splitlines(), (terminal_width() or 10_000) - 2
+    if max(map(len, lines)) > width:
+        sentences = re.sub(r"(?<![.:])\n(?!\n)", " ", text).splitlines()
+        lines = [part for sentence in sentences for part in textwrap.wrap(sentence, width) or [""]]
+    return ["  " + line if line else "" for line in lines]
 
 
 def _launch(launch: Mapping) -> list[str]:
@@ -123,15 +151,23 @@ def _launch(launch: Mapping) -> list[str]:
     lines = [f"launch     {launch['entry']}({', '.join(launch['args'])})",
              f"  grid     {_grid(launch['grid'])}" + (f", clusters of {_times(launch['cluster'])}" if launch["cluster"] else ""),
              f"  block    {_times(launch['block'])} threads",
-             f"  memory   {launch['registers']} registers a thread, {launch['static_smem']} + {launch['dynamic_smem']} bytes "
-             f"of shared memory (static + dynamic)",
+             f"  memory   {launch['registers']} registers a thread; shared memory {_shared(launch)}",
              f"  spills   {launch['spill_stores']} bytes stored, {launch['spill_loads']} loaded, stack {launch['stack']}",
              f"  fits     {fits['blocks']} blocks = {fits['warps']} warps an SM, {fits['fraction']:.0%} of its warps; "
              f"limited by {', '.join(fits['limits'])}"]
     if launch["mix"] is None:
         return [*lines, "  mix      not known: nvdisasm is missing ('doctor' says what installs it)"]
     words = [f"{name} {count}" for name, count in launch["mix"].items()]
-    return lines + [("  mix      " if i == 0 else "           ") + "  ".join(words[i:i + 8]) for i in range(0, len(words), 8)]
+    width = max(map(len, words)) + 2
+    a_line = max(1, ((terminal_width() or 100) - 11) // width)
+    rows = ["".join(f"{word:<{width}}" for word in words[i:i + a_line]).rstrip() for i in range(0, len(words), a_line)]
+    return [*lines, "  mix      " + f"\n{' ' * 11}".join(rows)]
+
+
+def _shared(launch: Mapping) -> str:
+    static, dynamic = launch["static_smem"], launch["dynamic_smem"]
+    return f"{static} bytes static + {dynamic} dynamic a block" if static and dynamic else \
+        f"{static or dynamic} bytes a block" + (" (dynamic)" if dynamic else "")
 
 
 def _grid(sizes: Sequence[int]) -> str:

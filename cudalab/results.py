@@ -140,12 +140,17 @@ def merge(file: Path) -> dict[str, int]:
     return added
 
 
+def tuned_file(device: str) -> Path:
+    """Where the configurations found on a device are kept."""
+    return root() / "tuned" / f"{slug(device)}.jsonl"
+
+
 def tuned(step: Step, device: str, problem: Values) -> dict[str, int] | None:
     """The configuration that `tune` kept for this step, device and shape, or None.
 
     One that was found with another source of the step, or names a tunable it no longer has, does not count.
     """
-    file = root() / "tuned" / f"{slug(device)}.jsonl"
+    file = tuned_file(device)
     found = None
     for where, row in _lines(file) if file.exists() else ():
         try:
@@ -158,7 +163,7 @@ def tuned(step: Step, device: str, problem: Values) -> dict[str, int] | None:
 
 def save_tuned(step: Step, device: str, problem: Values, config: Mapping[str, int], time_s: float) -> Path:
     """Keep `config` as the best for this step, device and shape.  Returns the file it went to."""
-    file = root() / "tuned" / f"{slug(device)}.jsonl"
+    file = tuned_file(device)
     append(file, [dict(step=step.path, shape=dict(problem), device=device, config=dict(config), time_s=time_s,
                        source_digest=source_digest(step), date=now())])
     return file

@@ -1,27 +1,31 @@
-"""What is computed and how it is launched, as plain data: Op, Step, Plan.  NumPy only, importable anywhere.
+"""What is computed and how it is launched, as plain data: Op, Step, Plan.  The standard library only: `list` is fast.
 
 A step is a pure function from (problem, config) to what a device shall do: `Launch`, `Fill`, `Copy` over named buffers.
 A backend runs it; nothing here touches a device.
 """
 
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from cudalab.errors import BadConfig, BadLaunch, BadShape
 from cudalab.expressions import evaluate
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels_cu"
 
-DTYPES: dict[str, np.dtype] = {name: np.dtype(t) for name, t in dict(
-    f32="float32", f64="float64", f16="float16", i8="int8", u8="uint8", i32="int32", u32="uint32", i64="int64", u64="uint64").items()}
+# our name of a type -> NumPy's, which NumPy and CuPy take wherever they take a dtype
+DTYPES = dict(f32="float32", f64="float64", f16="float16", i8="int8", u8="uint8", i32="int32", u32="uint32", i64="int64", u64="uint64")
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
 MAX_BLOCK = (1024, 1024, 64)
 MAX_ELEMENTS = 2**31 - 2**16  # kernels index with 32-bit integers; what is left over keeps a tile that overhangs an edge below 2^31
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element: f32 -> 4."""
+    return int(dtype[1:]) // 8
 
 
 class Values(Mapping):
@@ -56,7 +60,11 @@ class Values(Mapping):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A named buffer of a plan.  `role`: in, out, inout (restored between repeats), scratch (poisoned unless filled)."""
+    """A named buffer of a plan.
+
+    role: in, out, inout (restored between repeats), scratch (poisoned unless filled), state (zero before the first run; what a
+    run leaves in it is what the next one finds).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -65,16 +73,21 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        return self.elements * DTYPES[self.dtype].itemsize
+        return self.elements * itemsize(self.dtype)
 
 
 def scratch(name: str, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
     """Working memory that a step needs beside the op's tensors; yield it before the launches that use it."""
     return Tensor(name, shape, dtype, "scratch")
+
+
+def state(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A buffer of zeros that a step's kernels leave as they found it, such as flags; yield it before the launches that use it."""
+    return Tensor(name, shape, dtype, "state")
 
 
 @dataclass(frozen=True)
@@ -207,7 +220,7 @@ class Op:
             return {name: Tensor(name, evaluate(shape, problem), self.dtype, role) for name, shape in shapes.items()}
         return make(self.inputs, "in") | make(self.outputs, "out")
 
-    def step(self, number: int, *, title: str | None = None, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
+    def step(self, number: int, *, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
              spills: bool = False, **tunables: int | Callable[[Values], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
@@ -258,16 +271,25 @@ class Step:
         return title.rstrip("."), "\n".join(prose).strip("\n")
 
     def config(self, problem: Values, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
-        """The tunables for a problem.  Raises BadConfig for a name that the step does not have."""
+        """The tunables for a problem.  Raises BadConfig for a name that the step does not have, or a value below 1 that it never takes."""
         for name in overrides:
             if name not in self.tunables:
                 raise BadConfig(f"{self.path} has no tunable {name}; it has {' '.join(self.tunables) or 'none'}")
-        chosen = {name: overrides.get(name, default) for name, default in self.tunables.items()}
-        return Values({name: int(v(problem)) if callable(v) else int(v) for name, v in chosen.items()})
+        chosen = {name: int(v(problem)) if callable(v) else int(v) for name, v in self.tunables.items()}
+        for name, value in overrides.items():
+            if value < 1 and value not in (chosen[name], *self.tune.get(name, ())):
+                raise BadConfig(f"{self.path}: {name}={value} is not legal: {self._legal(name, chosen[name])}")
+        return Values(chosen | dict(overrides))
+
+    def _legal(self, name: str, default: int) -> str:
+        """Values of a tunable that a person could take instead."""
+        values = dict.fromkeys((default, *self.tune.get(name, ())))
+        return f"it is {default} by default" + (f"; 'tune' tries {' '.join(map(str, sorted(values)))}" if len(values) > 1 else "")
 
     def plan(self, problem: Values, config: Values | None = None) -> Plan:
         """What to launch for this problem.  Raises BadShape, BadConfig or BadLaunch before anything runs."""
-        config = self.config(problem) if config is None else config
+        default = self.config(problem)
+        config = default if config is None else config
         tensors, actions = self.op.tensors(problem), []
         try:
             for item in self.make_actions(problem, config):
@@ -275,8 +297,12 @@ class Step:
                     tensors[item.name] = item
                 else:
                     actions.append(_normalise(item, tensors, problem))
-        except ZeroDivisionError:
-            raise BadConfig(f"{self.path}: a tunable of {config!r} is zero") from None
+        except (BadLaunch, ZeroDivisionError) as error:
+            changed = {name: value for name, value in config.items() if value != default.get(name)}
+            if not changed:
+                raise
+            hints = "; ".join(f"{name}={value}: {self._legal(name, default[name])}" for name, value in changed.items() if name in default)
+            raise BadConfig(f"{self.path}: this configuration is not legal ({error}); {hints}") from None
         return Plan(self, problem, config, types.MappingProxyType(tensors), tuple(actions))
 
 
@@ -288,10 +314,11 @@ def _normalise(action, tensors: Mapping[str, Tensor], problem: Values):
     for name, size, limit in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
         if any(not 1 <= s <= m for s, m in zip(size, limit)):
             raise BadLaunch(f"{action.entry}: {name} {size} is outside 1..{limit} for {problem}")
-    if np.prod(block) > MAX_BLOCK[0]:
-        raise BadLaunch(f"{action.entry}: a block of {block} has {np.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
+    if math.prod(block) > MAX_BLOCK[0]:
+        raise BadLaunch(f"{action.entry}: a block of {block} has {math.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
     names = action.args.split() if isinstance(action.args, str) else action.args
-    return Launch(action.entry, grid, block, tuple(_argument(a, tensors, problem, action.entry) for a in names), action.smem, action.cluster)
+    args = tuple(_argument(name, tensors, problem, action.entry) for name in names)
+    return Launch(action.entry, grid, block, args, action.smem, action.cluster)
 
 
 def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:

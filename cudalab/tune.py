@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,16 +17,18 @@ FINAL = 15  # batches of a finalist
 FINALISTS = 5
 
 
-def space(step: Step, problem: Values, settings: Mapping[str, int]) -> tuple[list[Plan], int]:
+def space(step: Step, problem: Values, settings: Mapping[str, int], sample: int | None = None, seed: int = 0) -> tuple[list[Plan], int]:
     """The plans of every combination of the values in `step.tune`, the default first, and how many combinations were refused.
 
-    settings: NAME -> the one value it shall have.  Raises BadConfig if there is nothing to search, or the reason if all are refused.
+    settings: NAME -> the one value it shall have.  sample: draw so many combinations, by `seed`, instead of all.  Raises BadConfig if there is nothing to search, or the reason if all are refused.
     """
     default = step.config(problem, settings)
     free = {name: values for name, values in step.tune.items() if name not in settings}
     if not free:
         raise BadConfig(f"{step.path} has nothing {'left ' if step.tune else ''}to tune; it searches {' '.join(step.tune) or 'no tunable'}")
     combinations = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())]
+    if sample is not None and sample < len(combinations):
+        combinations = random.Random(seed).sample(combinations, sample)
     configs = dict.fromkeys([default, *(step.config(problem, {**settings, **values}) for values in combinations)])
     legal, reasons = [], []
     for config in configs:

@@ -8,6 +8,7 @@ def results_folder(tmp_path, monkeypatch):
     """An empty results folder; returns its path."""
     folder = tmp_path / "results"
     monkeypatch.setenv("CUDALAB_RESULTS", str(folder))
+    monkeypatch.delenv("COLUMNS", raising=False)  # tables as they are in a pipe, not as wide as the terminal that runs the tests
     return folder
 
 

@@ -1,5 +1,7 @@
 """The compile side: every step on every target, what a build holds, the cache, and what each refusal says."""
 
+import ctypes
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -63,11 +65,6 @@ def test_step_compiles_and_its_launches_fit(step, target):
             assert step.spills or not kernel.spill_stores + kernel.spill_loads
 
 
-def test_every_source_belongs_to_a_step():
-    known = {step.source for step in registry.steps()}
-    assert {path for path in KERNELS.rglob("*.cu")} == known
-
-
 # --- what a build holds
 
 def test_a_build_holds_everything(tmp_path):
@@ -108,6 +105,31 @@ def test_names_templates_and_several_kernels(tmp_path):
     assert axpy.symbol.startswith("_Z4axpy") and [p.kind for p in axpy.params] == ["ptr", "f64", "i16", "i8"] and axpy.max_threads == 64
     assert built.kernels["plain"].params == (Param("bytes", 20), Param("ptr", 8)) and built.kernels["plain"].max_threads is None
     assert built.kernels["nothing"].params == ()
+
+
+@pytest.mark.parametrize("kept", ["", "registers", "stack"])
+def test_a_log_without_the_resources_is_no_build(tmp_path, monkeypatch, kept):
+    """What NVRTC takes from its own cache comes with an empty log."""
+    compile_program = nvrtc.compile_program
+
+    def silent(*arguments):
+        program = compile_program(*arguments)
+        return dataclasses.replace(program, log="\n".join(line for line in program.log.splitlines() if kept and kept not in line))
+    monkeypatch.setattr(nvrtc, "compile_program", silent)
+    assert "does not say what registers and stack it takes" in refused(tmp_path, CompileError, toy.COPY)
+    assert not (tmp_path / "dumps").exists()
+
+
+def test_nvrtc_is_told_to_leave_its_own_cache_alone(tmp_path, monkeypatch):
+    from cuda.bindings import nvrtc as binding
+    compile_program, given = binding.nvrtcCompileProgram, []
+
+    def spy(program, count, options):
+        given.extend(options)
+        return compile_program(program, count, options)
+    monkeypatch.setattr(binding, "nvrtcCompileProgram", spy)
+    build(toy.plan(tmp_path), "sm_80", dumps=tmp_path / "dumps")
+    assert (b"-no-cache" in given) == (nvrtc._major_minor() >= nvrtc.CACHING)
 
 
 def test_a_second_instance_is_another_build(tmp_path):
@@ -242,6 +264,21 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "dumps/toy/kernel") == []
 
 
+def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp_path, monkeypatch):
+    from cuda.bindings import nvrtc as binding
+
+    def deaf(*arguments):
+        ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(1))  # SIG_IGN
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    monkeypatch.setattr(binding, "nvrtcCompileProgram", deaf)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        build(toy.plan(tmp_path), "sm_80", dumps=tmp_path / "dumps")
+    assert time.monotonic() - started < 5 and not (tmp_path / "dumps").exists()
+
+
 def test_a_folder_that_cannot_be_written_names_the_cure(tmp_path, monkeypatch):
     blocked = tmp_path / "dumps"
     blocked.write_text("a file, which stops root too")
@@ -308,6 +345,16 @@ def test_host_code_is_told_what_to_remove(tmp_path, text, said):
 def test_words_of_host_code_in_comments_and_strings_are_no_host_code(tmp_path):
     text = "// main() calls kernel<<<1, 1>>>\n" + toy.COPY.replace("A[i];", "A[j];  /* cudaMalloc( */")
     assert "device code only" not in refused(tmp_path, CompileError, text)
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\xe9", b"\0"])
+def test_a_source_that_is_no_utf8_text_is_not_read_in_part(tmp_path, byte):
+    plan = toy.plan(tmp_path)
+    for file, line in ((plan.step.source, 2), (tmp_path / "mine.cuh", 1)):
+        plan.step.source.write_bytes(b'#include "mine.cuh"\n// ' + (byte if file == plan.step.source else b"") + b"\n" + toy.COPY.encode())
+        (tmp_path / "mine.cuh").write_bytes(byte if file.suffix == ".cuh" else b"")
+        with pytest.raises(CompileError, match=re.escape(f"{file}({line}): not UTF-8 text (byte 0x{byte[0]:02x}): save the file as UTF-8")):
+            build(plan, "sm_80", dumps=tmp_path / "dumps")
 
 
 def test_a_missing_header_without_cuda_headers_names_the_package(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import shutil
 from itertools import zip_longest
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import click
 from cudalab.commands import options as opt
 from cudalab.errors import LabError, MissingTool
 
-RESOURCES = ("registers", "static_smem", "dynamic_smem", "spill_stores", "spill_loads", "stack")
+RESOURCES = dict(registers="registers a thread", static_smem="static shared B", dynamic_smem="dynamic shared B",
+                 spill_stores="spilled B stored", spill_loads="spilled B loaded", stack="stack B")
 
 
 @click.command()
@@ -53,9 +53,15 @@ def dump(target, everything, shapes, sets, archs, shown, as_json, **own):
     found = [_dumped(*one) for one in made]
     if as_json:
         return opt.print_json(found)
-    lines = [(f["step"], f["target"], k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], f["folder"])
+    lines = [(k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], _from_here(f["folder"]))
              for f in found for k in f["kernels"]]
-    click.echo(report.table(lines, ("step", "target", "kernel", "registers", "shared B", "spilled B", "folder"), left=(0, 1, 2, 6)))
+    click.echo(report.table(lines, ("kernel", "registers", "shared B", "spilled B", "folder: op/step/target"), left=(0, 4)))
+
+
+def _from_here(folder: str) -> str:
+    """A path as short as it can be typed here."""
+    path = Path(folder)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
 def _dumped(step, plan, arch, built) -> dict:
@@ -108,10 +114,16 @@ def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
         return opt.print_json(dict(steps=[step.path for step in pair], source=source,
                                    launches=[dict(before=a, after=b) for a, b in launches], **code))
     names = [step.id for step in pair]
-    click.echo("\n".join(source or ["the sources are the same"]))
+    colours = {"+": "green", "-": "red", "@": "cyan"}  # click leaves them out where stdout is not a terminal
+    click.echo("\n".join(click.style(line, fg=colours.get(line[:1])) for line in source) or "the sources are the same")
+    click.echo("\n" + report.table(_tunables(reports), ("tunable", *names)))
     for a, b in launches:
-        click.echo("\n" + report.table(_resources(a, b), ("", *names)))
-        click.echo("\n" + report.table(_mix(a, b), ("instructions", *names, "change")))
+        click.echo("\n" + report.table(_resources(a, b), ("launch", *names)))
+        mix = _mix(a, b)
+        changed = [line for line in mix if line[1] != line[2]]
+        click.echo("\n" + report.table(changed, ("instructions", *names, "change")) if changed else "\nthe instructions are the same")
+        if changed and len(changed) < len(mix):
+            click.echo(report.fold(f"as many in both: {', '.join(f'{name} {count}' for name, count, other, _ in mix if count == other)}"))
     for name, lines in code.items():
         click.echo(f"\n{name.upper()}, {names[0]} on the left, {names[1]} on the right:\n")
         _print_columns(lines)
@@ -121,15 +133,20 @@ def _resources(a, b) -> list:
     def value(launch, name):
         return "-" if launch is None else launch[name] if name in launch else launch["occupancy"][name]
     rows = [(label, *("x".join(map(str, value(x, label))) if x else "-" for x in (a, b))) for label in ("grid", "block")]
-    rows += [(name.replace("_", " "), value(a, name), value(b, name)) for name in ("entry", *RESOURCES)]
+    rows += [(label, value(a, name), value(b, name)) for name, label in dict(entry="kernel", **RESOURCES).items()]
     rows += [("blocks an SM", value(a, "blocks"), value(b, "blocks")), ("warps an SM", value(a, "warps"), value(b, "warps"))]
     return rows + [("limited by", *(", ".join(x["occupancy"]["limits"]) if x else "-" for x in (a, b)))]
+
+
+def _tunables(reports) -> list:
+    configs = [r["config"] for r in reports]
+    return [(name, *(config.get(name, "-") for config in configs)) for name in {**configs[0], **configs[1]}]
 
 
 def _mix(a, b) -> list:
     """Per class of instruction: how many stand in each, and the difference; the most frequent first."""
     left, right = ((launch or {}).get("mix") or {} for launch in (a, b))
-    names = sorted({*left, *right}, key=lambda name: -max(left.get(name, 0), right.get(name, 0)))
+    names = sorted({*left, *right}, key=lambda name: (-max(left.get(name, 0), right.get(name, 0)), name))
     return [(name, left.get(name, 0), right.get(name, 0), f"{right.get(name, 0) - left.get(name, 0):+d}") for name in names]
 
 
@@ -140,12 +157,13 @@ def _ptx(built) -> list[str]:
 
 
 def _sass(built) -> list[str]:
-    """The instructions of every kernel, with the line of the .cu that each came from in front."""
+    """The instructions of every kernel but the padding, with the line of the .cu that each came from in front."""
     from cudalab import sass
     found = []
     for symbol, instructions in sass.functions(built.sass).items():
         found.append(f"{symbol}:")
-        found += [f"{i.line or '':>4}  {'@' + i.predicate if i.predicate else '':<5} {i.opcode} {i.operands}" for i in instructions]
+        found += [f"{i.line or '':>4}  {'@' + i.predicate if i.predicate else '':<5} {i.opcode} {i.operands}".rstrip() for i in instructions
+                  if i.opcode != "NOP"]
     return found
 
 
@@ -163,6 +181,7 @@ def side_by_side(a: list[str], b: list[str]) -> list[tuple[str, str, str]]:
 
 
 def _print_columns(lines) -> None:
-    width = max(40, (shutil.get_terminal_size((160, 24)).columns - 3) // 2)
+    from cudalab.report import terminal_width
+    width = ((terminal_width() or 160) - 3) // 2
     for left, mark, right in lines:
         click.echo(f"{left[:width]:<{width}} {mark} {right[:width]}".rstrip())

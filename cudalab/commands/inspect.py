@@ -33,8 +33,7 @@ def list_(op, as_json):
         click.echo(f"{part['part']}: {part['title']}")
         for o in part["ops"]:
             click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}")
-            lines = [(s["step"], s["title"], _figure(s["measured"], report)) for s in o["steps"]]
-            click.echo(report.table(lines, ("step", "idea", "latest measured"), left=(0, 1, 2)))
+            click.echo(_steps(o["steps"], report))
 
 
 def _default_shape_rows(ops, rows) -> list:
@@ -46,11 +45,20 @@ def _default_shape_rows(ops, rows) -> list:
     return sorted(kept, key=lambda row: (row["date"], rank(row)))
 
 
-def _figure(row, report) -> str:
-    if row is None:
-        return ""
-    against = f", {row['ratio']:.2f} of {row['peer']}" if row["ratio"] else ""
-    return f"{report.rate_text(row)} TFLOP/s{against} at {report.shape_text(row['shape'])} ({row['device']})"
+def _steps(steps, report) -> str:
+    """The ladder as a table; what was measured beside it, where anything was."""
+    rows = [s["measured"] for s in steps if s["measured"]]
+    if not rows:
+        return report.table([(s["step"], s["title"]) for s in steps], ("step", "idea"), left=(0, 1), wrap=1)
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    lines = []
+    for s in steps:
+        row = s["measured"]
+        figure = (report.rate_text(row), report.ratio_text(row["ratio"]), row["peer"] or "-", row["device"]) if row else ("",) * 4
+        lines.append((s["step"], s["title"], *figure[:3 + (len(devices) > 1)]))
+    headers = ("step", "idea", "TFLOP/s", "ratio", "to", "device")[:5 + (len(devices) > 1)]
+    where = f"Measured at {report.shape_text(rows[0]['shape'])}" + (f" on {devices[0]}" if len(devices) == 1 else "")
+    return f"{report.table(lines, headers, left=(0, 1, 4, 5), wrap=1)}\n\n{where}; a ratio above 1 is faster than the library."
 
 
 @click.command()

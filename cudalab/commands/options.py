@@ -68,10 +68,9 @@ def is_file(text: str) -> bool:
 
 def one_step(text: str, settings: Mapping[str, int], own: Mapping[str, str | None]):
     """Like `targets`, for a place where only one step makes sense."""
+    from cudalab import registry
     found = targets(text, settings, own)
-    if len(found) > 1:
-        raise UnknownName(f"'{text}' is a whole ladder; name one step of it: {', '.join(s.path for s in found[:3])}, …")
-    return found[0]
+    return found[0] if len(found) == 1 else registry.resolve_step(text)
 
 
 def plans(step, texts: tuple[str, ...], settings: Mapping[str, int]) -> list:
@@ -98,8 +97,9 @@ def note(text: str) -> None:
 
 
 def progress(work, label: str):
-    """A progress bar over `work` on stderr; silent where stderr is not a terminal."""
-    return click.progressbar(work, label=label, file=sys.stderr, show_pos=True)
+    """A progress bar over `work`, a number of steps or a list of them, on stderr; silent where stderr is not a terminal."""
+    what = dict(length=work) if isinstance(work, int) else dict(iterable=work)
+    return click.progressbar(**what, label=label, file=sys.stderr, show_pos=True, hidden=not sys.stderr.isatty())
 
 
 def with_bar(make):
@@ -109,7 +109,7 @@ def with_bar(make):
     def tick(done, total, what):
         if not bars or bars[-1].label != what:
             close()
-            bars.append(click.progressbar(length=total, label=what, show_pos=True, file=sys.stderr))
+            bars.append(progress(total, what))
             bars[-1].__enter__()
         bars[-1].update(done - bars[-1].pos)
 

@@ -1,7 +1,6 @@
 """Verbs that run kernels: check, bench, tune."""
 
 import functools
-import sys
 from pathlib import Path
 
 import click
@@ -42,7 +41,7 @@ def check(target, shapes, sets, backend, seed, as_json, **own):
         elif found:
             lines = [(f"{f['op']}/{f['step']}", report.shape_text(f["shape"]), f["inputs"], "right" if f["passed"] else "WRONG",
                       "-" if f["error"] is None else f"{f['error']:.2e}", f"{f['bound']:.2e}", f["reason"]) for f in found]
-            click.echo(report.table(lines, ("step", "shape", "inputs", "result", "error", "bound", "reason"), left=(0, 1, 2, 3, 6)))
+            click.echo(report.table(lines, ("step", "shape", "inputs", "result", "error", "bound", "reason"), left=(0, 1, 2, 3, 6), wrap=6))
     wrong = [(step, verdict) for step, verdict in verdicts if not verdict]
     if wrong:
         step, verdict = wrong[0]
@@ -122,7 +121,7 @@ def _report_only(work, settings, arch: str, as_json: bool) -> None:
         opt.print_json([dict(one, ran=False) for one in reports])
     else:
         click.echo("\n\n".join(report.static(one) for one in reports))
-    opt.note(f"There is no usable GPU here: nothing was run, checked or timed.  "
+    opt.note(f"\nThere is no usable GPU here: nothing was run, checked or timed.\n"
              f"This is what the compiler says for {arch}; 'doctor' says what is missing.")
 
 
@@ -181,26 +180,29 @@ def _changes(found, report) -> str:
 @click.argument("target", metavar="STEP")
 @opt.shape
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Hold a tunable at one value.  May be repeated.")
+@click.option("--sample", type=click.IntRange(1), metavar="COUNT", help="Try so many configurations, drawn at random.  [default: all]")
 @opt.seed
 @opt.as_json
-def tune(target, shapes, sets, seed, as_json):
+def tune(target, shapes, sets, sample, seed, as_json):
     """Search a step's legal configurations at a shape, and keep the best where `bench` finds it.
 
     Example: python cli.py tune step5 --shape 4096
+             python cli.py tune step12 --shape "4096 1000" --sample 200
     """
     from cudalab import gpu, registry, report, results
     from cudalab import tune as tuning
     step, settings = registry.resolve_step(target), opt.assignments(sets)
     problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
-    spaces = [tuning.space(step, problem, settings) for problem in problems]  # wrong settings are said before a device is needed
+    spaces = [tuning.space(step, problem, settings, sample, seed) for problem in problems]  # wrong settings are said before a device is needed
     place = gpu.backend("gpu")
+    results.append(results.tuned_file(place.device.name), [])  # a folder that cannot be written is said now, not after the search
     found = []
     try:
         for problem, (legal, refused) in zip(problems, spaces, strict=True):
             search = tuning.Search(step, problem, refused=refused)
             try:
                 label = f"{step.path} at {report.shape_text(problem)}"
-                with click.progressbar(length=len(legal), label=label, show_pos=True, file=sys.stderr) as bar:
+                with opt.progress(len(legal), label) as bar:
                     search.run(place, legal, seed=seed, progress=bar.update)
             finally:  # after Ctrl-C too: the best so far is kept
                 if search.best:
@@ -215,7 +217,7 @@ def tune(target, shapes, sets, seed, as_json):
         else:
             lines = [(report.shape_text(f["shape"]), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
                       report.time_text(f["time_s"]), report.ratio_text(f["speedup"])) for f in found if f["config"]]
-            click.echo(report.table(lines, ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3)))
+            click.echo(report.table(lines, ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3), wrap=3))
     wrong = sum(len(f["wrong"]) for f in found)
     if wrong:
         raise WrongResult(f"{wrong} configurations of {step.path} compute something wrong (named above); none of them was kept")

@@ -82,7 +82,12 @@ def doctor(as_json):
     findings = examination.examine()
     if as_json:
         return opt.print_json(dict(findings=[dataclasses.asdict(f) for f in findings], warnings=examination.warnings()))
-    lines = [(f.what, "found" if f.found else "missing", f.detail, "" if f.found else f.install, f.needed_for) for f in findings]
-    click.echo(report.table(lines, ("what", "", "which", "to install", "needed for"), left=range(5), widths=(None, None, 46, 44, 30)))
+    lines = [(f.what, "found" if f.found else "missing", f.detail) for f in findings]
+    click.echo(report.table(lines, ("what", "", "which, or why not"), left=range(3), wrap=2))
+    missing = [f for f in findings if not f.found]
+    if missing:
+        click.echo("\nWhat gets what is missing:")
+    for f in missing:
+        click.echo(f"\n  {f.what}, for {f.needed_for}:\n      {f.install}")
     for warning in examination.warnings():
         opt.note(f"Warning: {warning}")

@@ -2,11 +2,9 @@
 
 import math
 
-import numpy as np
-
 from cudalab.errors import BadConfig
 from cudalab.expressions import cdiv
-from cudalab.spec import Launch, Op, shapes
+from cudalab.spec import Launch, Op, i32, scratch, shapes, state
 
 TITLE = "a fast FP32 matmul, step by step past cuBLAS"
 DIMS = ("M", "N", "K")
@@ -14,7 +12,7 @@ DIMS = ("M", "N", "K")
 
 def norms_product(A, B):
     """Per element of A·B, the product of the norms of its row of A and its column of B: no sum of its terms is larger."""
-    return np.sqrt((A * A).sum(axis=1))[:, None] * np.sqrt((B * B).sum(axis=0))[None, :]
+    return (A * A).sum(axis=1)[:, None] ** 0.5 * (B * B).sum(axis=0)[None, :] ** 0.5
 
 
 sgemm = Op(
@@ -104,3 +102,79 @@ def pipelined(p, c):
     check_vectors(p, c)
     yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), smem=4 * c.STAGES * c.BK * (c.BM + c.BN),
                  args="A B C M N K")
+
+
+@sgemm.step(9, BM=128, BN=128, BK=8, TM=8, TN=8, STAGES=4, BLOCKS=2, RASTER=8, VEC_N=rows_of("N"),
+            tune=dict(BM=(64, 128), BN=(64, 128, 256), BK=(8, 16), TM=(8, 16), TN=(4, 8), STAGES=(3, 4), BLOCKS=(1, 2)))
+def conflict_free(p, c):
+    check_vectors(p, c)
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), smem=4 * c.STAGES * c.BK * (c.BM + 4 + c.BN),
+                 args="A B C M N K")
+
+
+# From step 10 on the compiler's choice of registers decides, and small changes of the schedule (LEAD, SPACING, COPY_AT, PINNED)
+# move it: `tune` draws from them.
+SCHEDULE = dict(LEAD=(0, 2, 4, 8, 12, 16, 24), SPACING=(1, 2, 4, 8, 12, 16), COPY_AT=(0, 1, 2, 3, 4, 5), PINNED=(2, 4, 8), STAGES=(3, 4, 5))
+
+
+def ragged(p):
+    """1 where K or N may end inside a slice or a tile, so that copies need a guard."""
+    return int(p.K % 32 != 0 or p.N % 256 != 0)
+
+
+def check_ragged(p, c, depth, columns):
+    """Raises BadConfig where RAGGED=0 would read past the edge of A or B."""
+    if not c.RAGGED and (p.K % depth or columns % c.BN):
+        raise BadConfig(f"RAGGED=0: {p} does not end with a slice of {depth} and a tile of {c.BN}; leave RAGGED=1")
+
+
+def shared_bytes(c, slices=1, apart=False):
+    """Dynamic shared memory of steps 10 to 12: the stages and, in the same room or apart, what the end needs (sums, rows on their way out)."""
+    threads = (c.BM // c.TM) * (c.BN // c.TN) * slices
+    stages, sums, rows = c.STAGES * c.BK * slices * (c.BM + 4 + c.BN), slices * c.TN * threads, threads // 32 * 4 * (8 * c.TN + 1)
+    return 4 * (stages + rows if apart else max(stages, rows, sums if slices > 1 else 0))
+
+
+@sgemm.step(10, BM=128, BN=256, BK=8, TM=8, TN=16, STAGES=4, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE)
+def register_banks(p, c):
+    check_vectors(p, c)
+    check_ragged(p, c, c.BK, p.N)
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), smem=shared_bytes(c), args="A B C M N K")
+
+
+def few_tiles(small, large):
+    """A tunable that is `small` where tiles of 128 x 256 would leave most multiprocessors of a large device idle, else `large`."""
+    return lambda p: small if p.M * p.N <= 1536 * 1536 else large
+
+
+# the shape of a tile: shared K and small tiles where C is small
+TILE = dict(BM=few_tiles(64, 128), BN=few_tiles(128, 256), BK=few_tiles(4, 8), SLICES=few_tiles(4, 1), STAGES=few_tiles(5, 4))
+
+
+@sgemm.step(11, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE)
+def sliced_k(p, c):
+    check_vectors(p, c)
+    check_ragged(p, c, c.BK * c.SLICES, p.N)
+    yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES, smem=shared_bytes(c, c.SLICES),
+                 args="A B C M N K")
+
+
+# WORKERS: blocks that stay for the whole product, best as many as the device runs at once (132 multiprocessors on an H200); 0: one
+# a tile.  FRINGE: as many columns past the last full tile are left to a kernel of their own.
+@sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
+            VEC_N=rows_of("N"), RAGGED=ragged, WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE)
+def stream_k(p, c):
+    fringe = p.N % c.BN if p.N > c.BN and p.N % c.BN <= c.FRINGE else 0
+    columns = p.N - fringe
+    check_vectors(p, c)
+    check_ragged(p, c, c.BK * c.SLICES, columns)
+    tiles_of_c = cdiv(p.M, c.BM) * cdiv(columns, c.BN)
+    workers = min(c.WORKERS, tiles_of_c * cdiv(p.K, c.BK * c.SLICES)) or tiles_of_c
+    yield scratch("partial", (workers, c.BM, c.BN))
+    yield state("flags", (workers,), "i32")
+    yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES, smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
+                 args=("A", "B", "C", "partial", "flags", "M", "N", "K", i32(columns)))
+    if fringe:
+        yield Launch("sgemm_fringe", grid=cdiv(p.M, 8), block=256, args=("A", "B", "C", "M", "N", "K", i32(columns)))

@@ -1,16 +1,37 @@
 // Instructions that CUDA C++ has no name for, one a function.
 #pragma once
 
-// Start copying BYTES (4, 8 or 16) from global to shared memory past the registers; where `inside` is false nothing is
-// read and zeros are written.  Both addresses are multiples of BYTES.  Only 16 bytes can go past L1 (.cg).
+// The 32-bit address that instructions on shared memory take.
+__device__ __forceinline__ unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// Start copying BYTES (4, 8 or 16) from global to shared memory past the registers.  Both addresses are multiples of
+// BYTES.  Only 16 bytes can go past L1 (.cg).
 template <int BYTES>
-__device__ __forceinline__ void cp_async(float* shared, const float* global, bool inside) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+__device__ __forceinline__ void cp_async(unsigned shared, const float* global) {
+    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(BYTES) : "memory");
+}
+
+// The same; where `inside` is false nothing is read and zeros are written.
+template <int BYTES>
+__device__ __forceinline__ void cp_async(unsigned shared, const float* global, bool inside) {
     const int read = inside ? BYTES : 0;
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(read) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(read) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(BYTES), "r"(read) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(BYTES), "r"(read) : "memory");
+}
+
+// Read 16 bytes of shared memory into four registers.
+__device__ __forceinline__ void load_shared(float* registers, unsigned shared) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(registers[0]), "=f"(registers[1]), "=f"(registers[2]), "=f"(registers[3]) : "r"(shared));
+}
+
+// sum += a * b, in the register that holds sum: to the compiler `always` might be 0, and then the old sum must be there.
+__device__ __forceinline__ void multiply_add_in_place(float& sum, float a, float b, int always) {
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p fma.rn.f32 %0, %1, %2, %0; }"
+                 : "+f"(sum) : "f"(a), "f"(b), "r"(always));
 }
 
 // Close a group: the copies this thread has started since the last group.

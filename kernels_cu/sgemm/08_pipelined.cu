@@ -44,13 +44,13 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         for (int i = 0; i < BM; i += PASS_A) {
             const int row = i + threadIdx.x / BK, k = threadIdx.x % BK;
             const bool inside = block_row + row < M && k0 + k < K;
-            cp_async<4>(&sA[stage][k][row], &A[unsigned(block_row + row) * K + k0 + k], inside);
+            cp_async<4>(shared_address(&sA[stage][k][row]), &A[unsigned(block_row + row) * K + k0 + k], inside);
         }
 #pragma unroll
         for (int i = 0; i < BK; i += PASS_B) {
             const int k = i + threadIdx.x * VEC_N / BN, col = threadIdx.x * VEC_N % BN;
             const bool inside = k0 + k < K && block_col + col < N;
-            cp_async<4 * VEC_N>(&sB[stage][k][col], &B[unsigned(k0 + k) * N + block_col + col], inside);
+            cp_async<4 * VEC_N>(shared_address(&sB[stage][k][col]), &B[unsigned(k0 + k) * N + block_col + col], inside);
         }
     };
 

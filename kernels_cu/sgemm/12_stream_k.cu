@@ -1,0 +1,220 @@
+// Stream-K: every worker gets the same number of slices, whatever the number of tiles.
+//
+// Before: whole tiles were handed out, so the last round of blocks left multiprocessors idle.
+// Now: the slices of all tiles are lined up, tile after tile, and cut into one equal piece a block. A block whose piece
+// starts inside a tile leaves its sums in `partial` and raises its flag; the block with the tile's first slice waits for
+// those flags, adds the sums in a fixed order, so that every run gives the same bits, and stores the tile. A block works on
+// its piece from the front and so gives before it waits: nobody waits for a block that waits itself.
+// The next tile's first slices are copied while this tile's sums are stored.
+// A few columns past the last full tile would cost a column of tiles: sgemm_fringe takes them, one warp a row of C.
+// A block owns one BM x BN tile of C after another; inside it is step 11.
+// Limited now by: the register banks. A 16-byte read from shared memory writes four registers through the ports that the
+// multiply-adds read, and TM + TN such floats feed only TM * TN multiply-adds.
+
+#include "ptx.cuh"
+
+constexpr int LANES_M = 4, LANES_N = 8;
+constexpr int WM = LANES_M * TM, WN = LANES_N * TN;
+constexpr int GROUP = (BM / TM) * (BN / TN), THREADS = GROUP * SLICES;  // threads that cover the tile once; all of them
+constexpr int DEPTH = BK * SLICES;                                      // k of one stage, BK for each group
+constexpr int LDA = BM + 4;  // sA's rows are padded, so that the lanes that turn A write to different banks
+constexpr unsigned STAGE = 4 * DEPTH * (LDA + BN);  // bytes
+constexpr int PER_ROW_A = THREADS / BM, PER_ROW_B = THREADS / DEPTH;  // threads that copy one row of A, of B
+constexpr int RUN_A = DEPTH / PER_ROW_A;                              // neighbours of A's row that a thread copies
+constexpr bool AHEAD = SLICES == 1;  // the next tile's copies start before this one's sums are stored
+constexpr int LOADS_A = TM / 4, LOADS = LOADS_A + TN / 4;             // 16-byte reads that one k needs
+constexpr int FRINGE_THREADS = 256;
+
+static_assert(BM % WM == 0 && TM % 4 == 0, "TM: a multiple of 4, and the warp's 4 * TM rows divide BM");
+static_assert(BN % WN == 0 && TN % 4 == 0, "TN: a multiple of 4, and the warp's 8 * TN columns divide BN");
+static_assert(THREADS <= 1024, "BM, BN, TM, TN, SLICES: a block has at most 1024 threads");
+static_assert(THREADS % BM == 0 && DEPTH % PER_ROW_A == 0, "BM: divides the threads, and a row's threads divide BK * SLICES");
+static_assert(THREADS % DEPTH == 0 && BN % (PER_ROW_B * VEC_N) == 0, "BK, BN: the threads copy whole rows of B");
+static_assert(TM % SLICES == 0, "SLICES: divides TM, each group stores as many rows");
+static_assert(BK % 2 == 0, "BK: even, for two sets of fragments take turns");
+static_assert(STAGES >= 3, "STAGES: at least 3, one to read, one that has landed, one to fill");
+static_assert(PINNED >= 1 && BK % PINNED == 0, "PINNED: divides BK, so that the last k of a slice is one of them");
+static_assert(COPY_AT < BK - 1, "COPY_AT: before the last k of a slice, where the barrier is");
+static_assert(SPACING >= 1 && LEAD + (LOADS - 1) * SPACING < TM * TN, "LEAD, SPACING: the reads fit among the multiply-adds");
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* __restrict__ partial,
+      int* __restrict__ flags, int M, int N, int K, int columns) {
+    extern __shared__ __align__(16) float shared[];
+    float* const ends = AHEAD ? shared + STAGES * STAGE / 4 : shared;  // room for sums on their way out of a tile
+    const unsigned base = shared_address(shared);
+
+    const int group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32;
+    const int lane_m = lane / 2 % 2 + lane / 16 * 2, lane_n = lane % 2 + lane / 4 % 4 * 2;
+    const int warp_m = warp / (BN / WN) * WM, warp_n = warp % (BN / WN) * WN;
+    const int row_a = threadIdx.x / PER_ROW_A, k_a = threadIdx.x % PER_ROW_A * RUN_A;
+    const int k_b = threadIdx.x / PER_ROW_B, col_b = threadIdx.x % PER_ROW_B * VEC_N;
+    const unsigned to_a = base + 4 * (k_a * LDA + row_a), to_b = base + 4 * (DEPTH * LDA + k_b * BN + col_b);
+    const unsigned from_sa = base + 4 * (group * BK * LDA + warp_m + lane_m * 4);
+    const unsigned from_sb = base + 4 * (DEPTH * LDA + group * BK * BN + warp_n + lane_n * 4);
+
+    const int tiles_m = (M + BM - 1) / BM, tiles_n = (columns + BN - 1) / BN, slices = (K + DEPTH - 1) / DEPTH;
+    const auto piece = [&](int block) {  // where the piece of a block starts
+        return static_cast<long long>(tiles_m) * tiles_n * slices * block / static_cast<int>(gridDim.x);
+    };
+    // the tile in work, and where its next slice comes from
+    int tile, first, last, block_row, block_col, k_left;
+    const float *from_a, *from_b;
+    const auto copy_slice = [&](unsigned stage) {
+        if (!RAGGED || (k_left >= DEPTH && block_col + BN <= columns)) {
+#pragma unroll
+            for (int i = 0; i < RUN_A; ++i) cp_async<4>(to_a + stage + 4 * i * LDA, from_a + i);
+#pragma unroll
+            for (int i = 0; i < BN; i += PER_ROW_B * VEC_N) cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i);
+        } else {  // zeros past the edges
+#pragma unroll
+            for (int i = 0; i < RUN_A; ++i) cp_async<4>(to_a + stage + 4 * i * LDA, from_a + i, k_a + i < k_left);
+#pragma unroll
+            for (int i = 0; i < BN; i += PER_ROW_B * VEC_N)
+                cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i, k_b < k_left && block_col + col_b + i < columns);
+        }
+        from_a += DEPTH;
+        from_b += static_cast<size_t>(DEPTH) * N;
+        k_left -= DEPTH;
+    };
+    const auto open_tile = [&](long long begin, long long end) {  // its first slices are on their way when this returns
+        tile = static_cast<int>(begin / slices), first = static_cast<int>(begin % slices);
+        last = static_cast<int>(min(static_cast<long long>(slices), first + (end - begin)));
+        const int band = tile / (RASTER * tiles_n), in_band = tile % (RASTER * tiles_n);
+        const int height = min(RASTER, tiles_m - band * RASTER);
+        block_row = (band * RASTER + in_band % height) * BM, block_col = in_band / height * BN;
+        // rows past C's last are copies of it, and never stored
+        from_a = A + static_cast<size_t>(min(block_row + row_a, M - 1)) * K + first * DEPTH + k_a;
+        from_b = B + static_cast<size_t>(first * DEPTH + k_b) * N + block_col + col_b;
+        k_left = K - first * DEPTH;
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; ++i) {
+            if (i < last - first) copy_slice(i * STAGE);
+            cp_async_commit();
+        }
+    };
+
+    long long begin = piece(blockIdx.x);
+    const long long end = piece(blockIdx.x + 1);
+    if (begin < end) open_tile(begin, end);
+    while (begin < end) {
+        int left = last - first;
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();  // the first slice has landed for everyone
+
+        float acc[TM][TN] = {}, rA[2][TM], rB[2][TN];
+        unsigned reading = 0, filling = (STAGES - 1) * STAGE, sA = from_sa, sB = from_sb;
+        const auto load = [&](int k, int i) {  // the i-th 16-byte read for k
+            if (i < LOADS_A) load_shared(&rA[k % 2][4 * i], sA + 4 * (k % BK * LDA + 4 * i * LANES_M));
+            else load_shared(&rB[k % 2][4 * (i - LOADS_A)], sB + 4 * (k % BK * BN + 4 * (i - LOADS_A) * LANES_N));
+        };
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) load(0, i);
+        do {
+#pragma unroll
+            for (int k = 0; k < BK; ++k) {
+                if (k == COPY_AT) {
+                    if (left >= STAGES) copy_slice(filling);
+                    cp_async_commit();
+                }
+#pragma unroll
+                for (int i = 0; i < TM * TN; ++i) {
+                    if (k == BK - 1 && i == LEAD) {
+                        cp_async_wait<STAGES - 2>();
+                        __syncthreads();  // the next slice has landed for everyone, and everyone has read this one
+                        filling = reading;
+                        if (left > 1) reading = reading == (STAGES - 1) * STAGE ? 0 : reading + STAGE;
+                        sA = from_sa + reading;
+                        sB = from_sb + reading;
+                    }
+                    if (i >= LEAD && (i - LEAD) % SPACING == 0 && (i - LEAD) / SPACING < LOADS) load(k + 1, (i - LEAD) / SPACING);
+                    const int n = i / TM, m = n % 2 ? TM - 1 - i % TM : i % TM;  // down one column, up the next
+                    if (k % PINNED == PINNED - 1) multiply_add_in_place(acc[m][n], rA[k % 2][m], rB[k % 2][n], K);
+                    else acc[m][n] = fmaf(rA[k % 2][m], rB[k % 2][n], acc[m][n]);
+                }
+            }
+        } while (--left > 0);
+        cp_async_wait<0>();
+        __syncthreads();  // everyone has read the last slice: the stages are free
+
+        // the next tile's first slices travel while this one's sums do
+        const int this_tile = tile, this_first = first, this_row = block_row, this_col = block_col;
+        begin += last - first;
+        if (AHEAD && begin < end) open_tile(begin, end);
+
+        if constexpr (SLICES > 1) {
+            // the groups' sums meet in shared memory, SLICES rows at a time; group g goes on with the rows m % SLICES == g
+            float* const sums = ends + threadIdx.x % GROUP;
+#pragma unroll
+            for (int from = 0; from < TM; from += SLICES) {
+#pragma unroll
+                for (int i = 0; i < SLICES * TN; ++i) sums[(i * SLICES + group) * GROUP] = acc[from + i / TN][i % TN];
+                __syncthreads();  // every group's sums are there
+#pragma unroll
+                for (int i = 0; i < SLICES * TN; ++i) {
+                    if (i / TN != group) continue;
+                    float sum = sums[i * SLICES * GROUP];
+#pragma unroll
+                    for (int g = 1; g < SLICES; ++g) sum += sums[(i * SLICES + g) * GROUP];
+                    acc[from + i / TN][i % TN] = sum;
+                }
+                __syncthreads();  // everyone has read the sums: the next rows may take their place
+            }
+        }
+
+        const auto partial_of = [&](int block) { return partial + static_cast<size_t>(block) * BM * BN + threadIdx.x % GROUP; };
+        if (this_first > 0) {
+#pragma unroll
+            for (int i = 0; i < TM * TN; ++i)
+                if (i / TN % SLICES == group) partial_of(blockIdx.x)[i * GROUP] = acc[i / TN][i % TN];
+            __threadfence();
+            __syncthreads();  // all of the block's sums are visible before its flag is
+            if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
+        } else {
+            for (int block = blockIdx.x + 1; piece(block) < static_cast<long long>(this_tile + 1) * slices; ++block) {
+                if (threadIdx.x == 0) {
+                    while (atomicAdd(&flags[block], 0) == 0) {}
+                    flags[block] = 0;  // as the next launch expects it
+                    __threadfence();
+                }
+                __syncthreads();  // the flag was seen before anyone reads the sums
+#pragma unroll
+                for (int i = 0; i < TM * TN; ++i)
+                    if (i / TN % SLICES == group) acc[i / TN][i % TN] += __ldcg(&partial_of(block)[i * GROUP]);
+            }
+            // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
+            float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
+#pragma unroll
+            for (int m = 0; m < TM; ++m) {
+                if (m % SLICES != group) continue;
+#pragma unroll
+                for (int n = 0; n < TN; ++n) rows[lane_m * (WN + 1) + n / 4 * 4 * LANES_N + lane_n * 4 + n % 4] = acc[m][n];
+                __syncwarp();  // the rows are complete
+#pragma unroll
+                for (int i = 0; i < LANES_M * WN; i += 32) {
+                    const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
+                    const int col = this_col + warp_n + i % WN + lane;
+                    if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
+                }
+                __syncwarp();  // the rows are read: the next four may take their place
+            }
+        }
+        if (!AHEAD) {
+            __syncthreads();  // everyone is done with shared memory: the next tile's slices may land
+            if (begin < end) open_tile(begin, end);
+        }
+    }
+}
+
+// The columns of C from `columns` on, which are few: each warp takes one row of A past all of them.
+extern "C" __global__ void __launch_bounds__(FRINGE_THREADS)
+sgemm_fringe(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, int M, int N, int K, int columns) {
+    const int row = (blockIdx.x * FRINGE_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= M) return;
+    for (int col = columns; col < N; ++col) {
+        float sum = 0;
+        for (int k = lane; k < K; k += 32) sum = fmaf(A[static_cast<size_t>(row) * K + k], B[static_cast<size_t>(k) * N + col], sum);
+        for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+        if (lane == 0) C[static_cast<size_t>(row) * N + col] = sum;
+    }
+}
