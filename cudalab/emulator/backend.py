@@ -16,9 +16,10 @@ from cudalab.emulator.rounding import arithmetic
 from cudalab.emulator.scheduler import Scheduler
 from cudalab.emulator.segments import cut
 from cudalab.errors import BadLaunch
-from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor
+from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor, itemsize
 
 LANES = 16384  # that run together: enough to make NumPy's cost per call small, few enough for its arrays to stay in cache
+RESIDENT = 1 << 17  # threads that a large device holds at once: so many may wait for each other
 PATIENCE = 10_000_000  # steps of one chunk
 SENTINEL = 0xA5  # every byte of an integer output before a run, as in cudalab.gpu
 
@@ -59,7 +60,7 @@ class Emulator:
         self._programs: dict[str, Program] = {}
 
     def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first.
+        """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first, states are zero.
 
         Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong.
         """
@@ -71,9 +72,10 @@ class Emulator:
         for name, tensor in plan.tensors.items():
             if tensor.role in ("in", "inout"):
                 memory.array(name)[:] = np.ascontiguousarray(inputs[name], DTYPES[tensor.dtype]).reshape(-1).view(np.uint8)
+            elif tensor.role == "state":
+                memory.array(name)[:] = 0
             else:
-                real = tensor.role == "scratch" or DTYPES[tensor.dtype].kind == "f"
-                memory.array(name)[:] = UNSET if real else SENTINEL
+                memory.array(name)[:] = UNSET if tensor.role == "scratch" or tensor.dtype.startswith("f") else SENTINEL
         for action in plan.actions:
             match action:
                 case Launch():
@@ -109,17 +111,20 @@ class Emulator:
             self._programs[ptx] = Program(ptx, bool(self.observers))
         return self._programs[ptx]
 
-    def blocks_together(self, launch: Launch) -> int:
-        """How many blocks of a launch run together; never part of a cluster."""
+    def blocks_together(self, image: Image, launch: Launch) -> int:
+        """How many blocks of a launch run together; never part of a cluster.  Blocks that may wait for each other run together as far as
+        they would on a device."""
         threads = -(-int(np.prod(launch.block)) // WARP) * WARP
         cluster = int(np.prod(launch.cluster or 1))
-        together = max(1, self.lanes // threads // cluster) * cluster
+        lanes = max(self.lanes, RESIDENT) if image.polls else self.lanes
+        together = max(1, lanes // threads // cluster) * cluster
         return min(together, int(np.prod(launch.grid)))
 
     def _memory(self, program: Program, tensors: Mapping[str, Tensor], launches, kernels: Mapping) -> Memory:
         param = shared = local = 0
         for launch in launches:
-            image, blocks = kernels[launch.entry][0], self.blocks_together(launch)
+            image = kernels[launch.entry][0]
+            blocks = self.blocks_together(image, launch)
             threads = -(-int(np.prod(launch.block)) // WARP) * WARP
             param = max(param, image.param_size)
             shared = max(shared, blocks * -(-max(image.shared_size(launch.smem), 1) // BLOCK_ALIGN) * BLOCK_ALIGN)
@@ -131,7 +136,7 @@ class Emulator:
     def _launch(self, image: Image, segments: dict, launch: Launch, tensors: Mapping[str, Tensor], memory: Memory) -> None:
         self._pass_arguments(image, launch, tensors, memory)
         memory.observers = self.observers
-        total, together = int(np.prod(launch.grid)), self.blocks_together(launch)
+        total, together = int(np.prod(launch.grid)), self.blocks_together(image, launch)
         for first in range(0, total, together):
             chunk = Chunk(image, launch, memory, first, min(together, total - first), self.observers, self.output)
             for observer in self.observers:
@@ -147,7 +152,7 @@ class Emulator:
         for number, (argument, param) in enumerate(zip(launch.args, image.kernel.params), 1):
             match argument:
                 case Pointer(name=name, offset=offset):
-                    data = np.uint64(memory.named[name].start + offset * DTYPES[tensors[name].dtype].itemsize).tobytes()
+                    data = np.uint64(memory.named[name].start + offset * itemsize(tensors[name].dtype)).tobytes()
                 case Scalar(value=value, dtype=dtype):
                     data = np.array(value, DTYPES[dtype]).tobytes()
                 case _:

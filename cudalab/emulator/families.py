@@ -13,4 +13,5 @@ from cudalab.emulator import integer  # noqa: F401
 from cudalab.emulator import logic  # noqa: F401
 from cudalab.emulator import memory_ops  # noqa: F401
 from cudalab.emulator import moves  # noqa: F401
+from cudalab.emulator import video  # noqa: F401
 from cudalab.emulator import warp  # noqa: F401

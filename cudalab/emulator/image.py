@@ -1,11 +1,12 @@
 """A module and a kernel made ready to run: functions in one sequence of instructions, registers numbered, variables given places."""
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cudalab.emulator.errors import PtxError
-from cudalab.emulator.program import Function, Instruction, Module, Register, Symbol, Variable, Vector
+from cudalab.emulator.program import Address, Function, Instruction, Module, Register, Symbol, Variable, Vector
 from cudalab.emulator.types import register_dtype
 
 GAP = 256  # bytes between two allocations that belong to nobody
@@ -146,6 +147,19 @@ class Image:
         self.dynamic_start = -(-shared // self.dynamic_align) * self.dynamic_align
         for variable in self.dynamic:
             self.offsets[variable] = self.dynamic_start
+
+    @functools.cached_property
+    def polls(self) -> bool:
+        """Does the kernel read what other blocks may write meanwhile: by an atomic whose result it uses, or a load of that kind?"""
+        read = {operand for ins in self.instructions for operand in ins.operands[1:]}
+        read |= {address.base for address in read if isinstance(address, Address)}
+        read |= {item for vector in read if isinstance(vector, Vector) for item in vector.items}
+        for ins in self.instructions:
+            elsewhere = not any(p.startswith(("shared", "local", "param")) for p in ins.parts)
+            if elsewhere and (ins.parts[0] == "atom" and ins.operands[0] in read
+                              or ins.parts[0] == "ld" and ins.one_of("volatile", "acquire", "relaxed", "mmio")):
+                return True
+        return False
 
     def _put(self, variable: Variable, end: int) -> int:
         self.offsets[variable] = -(-end // variable.align) * variable.align

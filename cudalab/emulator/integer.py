@@ -32,7 +32,7 @@ def add_with_carry(code, ins):
     target, a, b = ins.operands
     kind = unsigned(ins.type)
     subtract, uses = ins.parts[0].startswith("sub"), ins.parts[0].endswith("c")
-    carry = code.register(CARRY) if uses else code.constant(np.uint32(0))
+    carry = code.register(CARRY) if uses else code.constant(np.uint32(subtract))
     result = code.temp(f"{'sub' if subtract else 'add'}_carry({code.value(a, kind)}, {code.value(b, kind)}, {carry})")
     if ins.has("cc"):
         code.assign(CARRY, f"{result}[1]", "u32")
@@ -48,11 +48,12 @@ def add_carry(a, b, carry):
 
 
 @runtime
-def sub_carry(a, b, borrow):
-    """Difference and borrow out.  PTX keeps the borrow as it keeps a carry."""
-    part = a - b
-    total = part - borrow.astype(part.dtype)
-    return total, ((a < b) | (part < total)).astype(np.uint32)
+def sub_carry(a, b, carry):
+    """Difference and carry out of a + ~b + carry: 1 where nothing was borrowed.
+
+    The ISA speaks of a borrow, but NVIDIA's own 128-bit division reads the flag of a subtraction by addc, and needs it so.
+    """
+    return add_carry(a, ~b, carry)
 
 
 @instruction("mul", "mad", types=INTEGERS, modifiers="lo hi wide sat")

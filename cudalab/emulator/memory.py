@@ -318,6 +318,6 @@ class Memory:
 
 def signed(base):
     """Addresses of a register as int64, or one int."""
-    if not base.ndim:
+    if isinstance(base, int) or not base.ndim:
         return int(base)
     return base.view(np.int64) if base.dtype.itemsize == 8 else base.astype(np.int64)

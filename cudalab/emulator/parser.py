@@ -206,7 +206,7 @@ def _declaration(text: Text, offset: int, statement: str, function: Function, sc
 
     if statement.startswith(".pragma"):
         return
-    if found := re.match(r"\.reg\s+\.(\w+)\s+(.*)", statement, re.DOTALL):
+    if found := re.match(r"\.reg\s*\.(\w+)\s+(.*)", statement, re.DOTALL):
         if found[1] not in TYPES:
             raise error(f"registers of unknown type .{found[1]}")
         for name in register_names(found[2], error):
