@@ -1,5 +1,6 @@
 """The backend that runs plans without a GPU: the PTX that NVRTC wrote, on the CPU.  It never reports a time for a kernel."""
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 
@@ -44,6 +45,12 @@ class Program:
         return self._kernels[symbol]
 
 
+@functools.lru_cache(maxsize=64)
+def make_program(ptx: str, watched: bool) -> Program:
+    """The program of a PTX text, shared by all that run it."""
+    return Program(ptx, watched)
+
+
 class Emulator:
     """Runs plans on the CPU.
 
@@ -57,7 +64,6 @@ class Emulator:
                  output: Callable[[str], object] = sys.stdout.write):
         self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
-        self._programs: dict[str, Program] = {}
 
     def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first, states are zero.
@@ -76,23 +82,30 @@ class Emulator:
                 memory.array(name)[:] = 0
             else:
                 memory.array(name)[:] = UNSET if tensor.role == "scratch" or tensor.dtype.startswith("f") else SENTINEL
+        for observer in self.observers:
+            observer.ready(memory, {name for name, tensor in plan.tensors.items() if tensor.role in ("out", "scratch")})
         for action in plan.actions:
             match action:
                 case Launch():
                     self._launch(*kernels[action.entry], action, plan.tensors, memory)
                 case Fill():
                     memory.array(action.name)[:] = action.byte
+                    for observer in self.observers:
+                        observer.filled(memory, action.name)
                 case Copy():
                     if plan.tensors[action.target].nbytes != plan.tensors[action.source].nbytes:
                         raise BadLaunch(f"a copy between buffers of {plan.tensors[action.source].nbytes} and "
                                         f"{plan.tensors[action.target].nbytes} bytes")
                     memory.array(action.target)[:] = memory.array(action.source)
+                    for observer in self.observers:
+                        observer.copied(memory, action.target, action.source)
         return {name: memory.array(name).view(DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
                 for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
 
-    def run_ptx(self, ptx: str, kernel: str, grid, block, args: tuple, *, smem: int = 0, cluster=None) -> list[np.ndarray]:
-        """Launch a kernel of any PTX text.  args: a NumPy array is a buffer of its size and contents, a Scalar or NumPy scalar a value.
-        Returns what the buffers hold afterwards, in the order of the arguments."""
+    def run_ptx(self, ptx: str, kernel: str, grid, block, args: tuple, *, smem: int = 0, cluster=None,
+                unset: tuple[int, ...] = ()) -> list[np.ndarray]:
+        """Launch a kernel of any PTX text.  args: a NumPy array is a buffer of its size and contents, a Scalar or NumPy scalar a value;
+        unset: numbers of the arguments, from 1, whose contents count as never written.  Returns what the buffers hold afterwards, in the order of the arguments."""
         program = self.program(ptx)
         arrays = {f"argument {number}": np.ascontiguousarray(a) for number, a in enumerate(args, 1) if isinstance(a, np.ndarray)}
         tensors = {name: Tensor(name, (array.nbytes,), "u8") for name, array in arrays.items()}
@@ -102,14 +115,14 @@ class Emulator:
         memory = self._memory(program, tensors, (launch,), kernels)
         for name, array in arrays.items():
             memory.array(name)[:] = array.reshape(-1).view(np.uint8)
+        for observer in self.observers:
+            observer.ready(memory, {f"argument {number}" for number in unset})
         self._launch(*kernels[kernel], launch, tensors, memory)
         return [memory.array(name).view(array.dtype).reshape(array.shape).copy() for name, array in arrays.items()]
 
     def program(self, ptx: str) -> Program:
-        """PTX text made ready; kept for the next run."""
-        if ptx not in self._programs:
-            self._programs[ptx] = Program(ptx, bool(self.observers))
-        return self._programs[ptx]
+        """PTX text made ready; the latest are kept."""
+        return make_program(ptx, bool(self.observers))
 
     def blocks_together(self, image: Image, launch: Launch) -> int:
         """How many blocks of a launch run together; never part of a cluster.  Blocks that may wait for each other run together as far as

@@ -75,6 +75,7 @@ def effects(ins: Instruction, entry: Entry) -> tuple[set[Register], set[Register
 def cut(image: Image) -> dict[int, Segment]:
     """The segments of an image by their first instruction, with liveness.  Raises PtxError for an instruction nobody can lower."""
     entries = [find(ins) for ins in image.instructions]
+    touched = [effects(ins, entry) for ins, entry in zip(image.instructions, entries)]
     targets = [_targets(image, number) for number in range(len(entries))]
     starts = set(image.first.values())
     for number, (ins, entry) in enumerate(zip(image.instructions, entries)):
@@ -87,13 +88,13 @@ def cut(image: Image) -> dict[int, Segment]:
     count = len(entries)
     ordered = sorted(s for s in starts if s < count)
     for start, end in zip(ordered, [*ordered[1:], count]):
-        for segment in _split_at_collectives(image, entries, start, end):
+        for segment in _split_at_collectives(image, entries, touched, start, end):
             segments[segment.start] = segment
-    _flow(image, entries, targets, segments)
+    _flow(image, touched, targets, segments)
     return segments
 
 
-def _split_at_collectives(image: Image, entries: list[Entry], start: int, end: int):
+def _split_at_collectives(image: Image, entries: list[Entry], touched: list, start: int, end: int):
     """Cut before every instruction whose company of lanes differs from the one the segment began with."""
     segment, written = Segment(start, end), set()
     for number in range(start, end):
@@ -107,7 +108,7 @@ def _split_at_collectives(image: Image, entries: list[Entry], start: int, end: i
                 segment.end = number
                 yield segment
                 segment, written = Segment(number, end, entry.collective, members), set()
-        written |= effects(ins, entry)[0]
+        written |= touched[number][0]
     yield segment
 
 
@@ -122,12 +123,14 @@ def _targets(image: Image, number: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _flow(image: Image, entries: list[Entry], targets: list, segments: dict[int, Segment]) -> None:
+def _flow(image: Image, touched: list, targets: list, segments: dict[int, Segment]) -> None:
     for segment in segments.values():
         for number in range(segment.start, segment.end):
-            writes, reads = effects(image.instructions[number], entries[number])
-            segment.reads |= sum(1 << image.slot(r) for r in reads) & ~segment.writes
-            segment.writes |= sum(1 << image.slot(r) for r in writes)
+            writes, reads = touched[number]
+            for register in reads:
+                segment.reads |= 1 << image.slot(register) & ~segment.writes
+            for register in writes:
+                segment.writes |= 1 << image.slot(register)
         last = image.instructions[segment.end - 1]
         stops = last.predicate is None and last.parts[0] in ("bra", "brx", "ret", "exit")
         successors = list(targets[segment.end - 1])

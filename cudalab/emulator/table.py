@@ -18,6 +18,7 @@ from cudalab.emulator.types import TYPES
 
 TABLE: dict[str, list["Entry"]] = {}
 RUNTIME: dict[str, object] = {}
+_FOUND: dict[str, "Entry"] = {}  # by mnemonic, once looked for
 WAITERS: dict[str, type] = {}
 
 
@@ -57,6 +58,7 @@ def instruction(*opcodes: str, types: str | None = None, modifiers: str = "", wr
     def register(lower):
         entry = Entry(lower, frozenset(types.split()) if types else None, tuple(modifiers.split()), writes, updates, ends, collective,
                       members, waits, after)
+        _FOUND.clear()
         for opcode in opcodes:
             TABLE.setdefault(opcode, []).append(entry)
         return lower
@@ -80,6 +82,12 @@ def waiter(kind: str):
 
 def find(ins: Instruction) -> Entry:
     """The entry for an instruction: that of its longest registered opcode.  Raises PtxError where there is none."""
+    if (entry := _FOUND.get(ins.mnemonic)) is None:
+        entry = _FOUND[ins.mnemonic] = _find(ins)
+    return entry
+
+
+def _find(ins: Instruction) -> Entry:
     for length in range(len(ins.parts), 0, -1):
         opcode = ".".join(ins.parts[:length])
         if opcode in TABLE:
