@@ -124,9 +124,9 @@ class Flights:
             if waits is not None:
                 done &= waits[copies.lanes]
             if done.all():
-                self._deliver(copies.index, copies.rows, copies.size)
+                self._deliver(copies.index, copies.rows, copies.size, copies.lanes, site)
             elif done.any():
-                self._deliver(copies.index[done], copies.rows[done], copies.size)
+                self._deliver(copies.index[done], copies.rows[done], copies.size, copies.lanes[done], site)
                 stays = ~done
                 kept.append(Copies(copies.lanes[stays], copies.groups[stays], copies.index[stays], copies.rows[stays], copies.size,
                                    copies.low, copies.high, copies.site))
@@ -134,8 +134,10 @@ class Flights:
                 kept.append(copies)
         self.copies = kept
 
-    def _deliver(self, index, rows, size) -> None:
+    def _deliver(self, index, rows, size, lanes, site) -> None:
         self.memory.put_rows(index, rows, size)
+        for observer in self.memory.observers:
+            observer.landed(index, size, lanes, site)
         self.busy[self.words(index, size)] = False
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cudalab.build import build, verify
+from cudalab.build import build, sm_of, verify
 from cudalab.emulator import families  # noqa: F401  (fills the instruction table)
 from cudalab.emulator.chunk import WARP, Chunk
 from cudalab.emulator.errors import PtxError
@@ -39,7 +39,8 @@ class Program:
         if symbol not in self._kernels:
             function = self.module.functions.get(symbol)
             if function is None or not function.entry or function.body is None:
-                raise PtxError(f"the PTX has no kernel {symbol}")
+                entries = [name for name, f in self.module.functions.items() if f.entry]
+                raise PtxError(f"the PTX has no kernel {symbol}; it has: {', '.join(entries) or 'none'}")
             image = Image(self.layout, function)
             self._kernels[symbol] = image, cut(image)
         return self._kernels[symbol]
@@ -55,7 +56,7 @@ class Emulator:
     """Runs plans on the CPU.
 
     target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
-    output: called with what a kernel prints.
+    output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
     """
 
     name = "emulator"
@@ -63,6 +64,7 @@ class Emulator:
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
                  output: Callable[[str], object] = sys.stdout.write):
         self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
+        self.progress: Callable[[int, int, str], object] | None = None
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
 
     def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -70,10 +72,11 @@ class Emulator:
 
         Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong.
         """
-        built = build(plan, self.target)
-        verify(built, plan)
-        program = self.program(built.ptx)
-        kernels = {launch.entry: program.kernel(built.kernels[launch.entry].symbol) for launch in plan.launches}
+        if plan.step.min_sm > sm_of(self.target):
+            raise BadLaunch(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}, which {self.target} does not have: "
+                            f"take another --arch")
+        program, symbols = self._compiled(plan)
+        kernels = {entry: program.kernel(symbol) for entry, symbol in symbols.items()}
         memory = self._memory(program, plan.tensors, plan.launches, kernels)
         for name, tensor in plan.tensors.items():
             if tensor.role in ("in", "inout"):
@@ -102,10 +105,19 @@ class Emulator:
         return {name: memory.array(name).view(DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
                 for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
 
+    def _compiled(self, plan: Plan) -> tuple[Program, dict[str, str]]:
+        """The program of a plan, compiled or, where the step's source is PTX, as it is; and entry -> name of the kernel in it."""
+        if plan.step.source.suffix == ".ptx":
+            return self.program(plan.step.source.read_text(errors="replace")), {launch.entry: launch.entry for launch in plan.launches}
+        built = build(plan, self.target)
+        verify(built, plan)
+        return self.program(built.ptx), {launch.entry: built.kernels[launch.entry].symbol for launch in plan.launches}
+
     def run_ptx(self, ptx: str, kernel: str, grid, block, args: tuple, *, smem: int = 0, cluster=None,
                 unset: tuple[int, ...] = ()) -> list[np.ndarray]:
         """Launch a kernel of any PTX text.  args: a NumPy array is a buffer of its size and contents, a Scalar or NumPy scalar a value;
-        unset: numbers of the arguments, from 1, whose contents count as never written.  Returns what the buffers hold afterwards, in the order of the arguments."""
+        unset: numbers of the arguments, from 1, whose contents count as never written.  Returns what the buffers hold
+        afterwards, in the order of the arguments."""
         program = self.program(ptx)
         arrays = {f"argument {number}": np.ascontiguousarray(a) for number, a in enumerate(args, 1) if isinstance(a, np.ndarray)}
         tensors = {name: Tensor(name, (array.nbytes,), "u8") for name, array in arrays.items()}
@@ -158,6 +170,8 @@ class Emulator:
                 Scheduler(chunk, segments, PATIENCE).run()
             for observer in self.observers:
                 observer.end(chunk)
+            if self.progress:
+                self.progress(first + chunk.blocks, total, launch.entry)
 
     def _pass_arguments(self, image: Image, launch: Launch, tensors: Mapping[str, Tensor], memory: Memory) -> None:
         if len(launch.args) != len(image.kernel.params):

@@ -80,6 +80,8 @@ class Barriers(Waiter):
             lane = int(lanes[np.argmax(self.arrived[number, lanes])])
             raise chunk.fault(lane, site, f"a thread arrives at barrier {number} twice before it has opened")
         self.arrived[number, lanes] = True
+        for observer in chunk.observers:
+            observer.arrive(number, lanes, site, operation != "arrive")
         self.busy[number] = True
         extra = None
         if reduction:

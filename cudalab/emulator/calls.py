@@ -122,6 +122,8 @@ def copy_local(chunk, lanes, mask, source, target, nbytes):
     table = memory.bytes[memory.local_start:memory.local_start + chunk.count * chunk.local_stride].reshape(chunk.count, -1)
     some = slice(None) if lanes is None and mask is None else chosen(chunk, lanes, mask)
     table[some, target:target + nbytes] = table[some, source:source + nbytes]
+    for observer in memory.observers:
+        observer.local_copy(some, source, target, nbytes)
 
 
 @runtime

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudalab.emulator.errors import KernelFault
 from cudalab.emulator.image import Image
-from cudalab.emulator.memory import BLOCK_ALIGN, UNSET, Memory
+from cudalab.emulator.memory import BLOCK_ALIGN, RANK_SHIFT, UNSET, Memory
 from cudalab.emulator.table import WAITERS, runtime
 
 WARP = 32
@@ -49,15 +49,22 @@ def select(mask, new, old):
 
 
 class Chunk:
-    """The state of blocks first..first+blocks-1 of a launch.  count: lanes; alive: which of them have not exited."""
+    """The state of blocks first..first+blocks-1 of a launch, numbered cluster by cluster.  count: lanes; alive: which have not exited.
 
-    def __init__(self, image: Image, launch, memory: Memory, first: int, blocks: int, observers: tuple = (), output=None):
+    positions: x, y, z of the blocks in the grid.  eager: asynchronous operations take effect when they start, not when they are waited for.
+    """
+
+    def __init__(self, image: Image, launch, memory: Memory, first: int, blocks: int, observers: tuple = (), output=None,
+                 eager: bool = False):
         self.image, self.launch, self.memory, self.first, self.blocks = image, launch, memory, first, blocks
-        self.observers, self.output = observers, output
+        self.observers, self.output, self.eager = observers, output, eager
         self.threads = int(np.prod(launch.block))
         self.width = -(-self.threads // WARP) * WARP
         self.count = blocks * self.width
         self.warps = self.count // WARP
+        self.cluster = launch.cluster or (1, 1, 1)
+        self.cluster_size = int(np.prod(self.cluster))
+        self.positions = positions(first + np.arange(blocks), launch.grid, self.cluster)
         self.shared_size = image.shared_size(launch.smem)
         self.shared_stride = -(-max(self.shared_size, 1) // BLOCK_ALIGN) * BLOCK_ALIGN
         self.local_stride = -(-image.local_size // 16) * 16
@@ -83,6 +90,19 @@ class Chunk:
         """Where in the flat memory the shared memory of each lane's block starts."""
         return self._shared if isinstance(self._shared, int) or lanes is None else self._shared[lanes]
 
+    def cluster_base(self, lanes):
+        """Where in the flat memory the shared memory of the first block of each lane's cluster starts."""
+        if self.blocks == self.cluster_size:
+            return self.memory.shared_start
+        blocks = self.block_of if lanes is None else self.block_of[lanes]
+        return self.memory.shared_start + blocks // self.cluster_size * self.cluster_size * self.shared_stride
+
+    def shared_address(self, offset, lanes):
+        """The address of a variable in the own block's shared memory: its block's number in the cluster above bit 24."""
+        if self.cluster_size == 1:
+            return offset
+        return offset | (self.special("%cluster_ctarank", lanes).astype(offset.dtype) << offset.dtype.type(RANK_SHIFT))
+
     def local_base(self, lanes):
         return self._local if isinstance(self._local, int) or lanes is None else self._local[lanes]
 
@@ -107,7 +127,7 @@ class Chunk:
         name, _, axis = name[1:].partition(".")
         number = "xyz".find(axis) if axis else 0
         block, grid = self.launch.block, self.launch.grid
-        cluster = self.launch.cluster or (1, 1, 1)
+        cluster = self.cluster
         if axis == "w":
             return np.uint32(0)
         if name == "tid":
@@ -129,13 +149,17 @@ class Chunk:
             return np.uint32(grid[number] // cluster[number])
         if name == "cluster_nctaid":
             return np.uint32(cluster[number])
-        position = [coordinate(self.first + np.arange(self.blocks), grid, axis_number) for axis_number in range(3)]
+        position = self.positions
         x, y, z = (p % np.uint32(c) for p, c in zip(position, cluster))
         by_block = dict(ctaid=position[number], cluster_ctaid=(x, y, z)[number], clusterid=position[number] // np.uint32(cluster[number]),
                         cluster_ctarank=x + np.uint32(cluster[0]) * (y + np.uint32(cluster[1]) * z))
         if name in by_block:
             return np.repeat(by_block[name], self.width)
         raise KernelFault(f"{self.image.kernel.name} reads the special register %{name}, which the emulator does not have")
+
+    def guarded(self, mask, count: int, site: int) -> None:
+        for observer in self.observers:
+            observer.guarded(mask, count, site)
 
     def fence(self, mnemonic: str, lanes, site: int) -> None:
         for observer in self.observers:
@@ -145,12 +169,12 @@ class Chunk:
         for observer in self.observers:
             observer.warp_barrier(warps, members, site)
 
-    def fault(self, lane: int, site: int, what: str) -> KernelFault:
+    def fault(self, lane: int, site: int, what: str, kind: type[KernelFault] = KernelFault) -> KernelFault:
         """The error for something that a lane did at an instruction."""
-        return KernelFault(f"{self.image.kernel.name}: {what}; {self.who(lane)}, {self.where(site)}")
+        return kind(f"{self.image.kernel.name}: {what}; {self.who(lane)}, {self.where(site)}")
 
     def who(self, lane: int) -> str:
-        block = tuple(int(coordinate(np.array(self.first + lane // self.width), self.launch.grid, axis)) for axis in range(3))
+        block = tuple(int(p[lane // self.width]) for p in self.positions)
         thread = tuple(int(coordinate(np.array(lane % self.width), self.launch.block, axis)) for axis in range(3))
         return f"block {block}, thread {thread}"
 
@@ -167,6 +191,16 @@ def numbering(blocks: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     for array in arrays:
         array.flags.writeable = False
     return arrays
+
+
+def positions(numbers: np.ndarray, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> list[np.ndarray]:
+    """x, y and z in the grid of the blocks with these numbers; blocks are numbered cluster by cluster."""
+    size = int(np.prod(cluster))
+    if size == 1:
+        return [coordinate(numbers, grid, axis) for axis in range(3)]
+    clusters = tuple(g // c for g, c in zip(grid, cluster))
+    return [coordinate(numbers // size, clusters, axis) * np.uint32(cluster[axis]) + coordinate(numbers % size, cluster, axis)
+            for axis in range(3)]
 
 
 def coordinate(number: np.ndarray, sizes: tuple[int, int, int], axis: int):

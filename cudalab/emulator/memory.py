@@ -17,6 +17,7 @@ from cudalab.emulator.image import GAP, GLOBAL
 WINDOW = 1 << 40
 LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW = 0x7D00_0000_0000, 0x7E00_0000_0000, 0x7F00_0000_0000
 WINDOWS = dict(shared=SHARED_WINDOW, local=LOCAL_WINDOW, param=PARAM_WINDOW)
+RANK_SHIFT = 24  # addresses of shared memory carry the number of the block in its cluster above this bit
 BLOCK_ALIGN = 1024  # of a block's shared memory: swizzled tiles of 128 bytes by 8 rows must start there
 UNSET = 0xFF  # every byte that nothing has been written to: NaN in floating point
 COPIED_WHOLE = {8: np.dtype("u8"), 16: np.dtype("c16")}  # types by which NumPy moves that many bytes at once
@@ -134,7 +135,26 @@ class Memory:
 
     def place_shared(self, base, lanes) -> Place:
         address = signed(base)
-        return Place("shared", address, self.chunk.shared_base(lanes) + address, lanes)
+        chunk = self.chunk
+        if chunk.cluster_size > 1:  # the own block's number goes; another's leaves an address that is out of bounds
+            rank = chunk.special("%cluster_ctarank", lanes).astype(np.int64) << RANK_SHIFT
+            address = address - rank
+            address = address if np.ndim(address) else int(address)
+        return Place("shared", address, chunk.shared_base(lanes) + address, lanes)
+
+    def place_cluster(self, base, lanes) -> Place:
+        """Shared memory of any block of the cluster: PTX ISA, "Shared State Space"."""
+        chunk = self.chunk
+        if chunk.cluster_size == 1:
+            return self.place_shared(base, lanes)
+        address = np.asarray(signed(base))
+        rank = address >> RANK_SHIFT
+        known = np.clip(rank, 0, chunk.cluster_size - 1)  # a block that the cluster does not have leaves an address out of bounds
+        offset = address - (known << RANK_SHIFT)
+        index = chunk.cluster_base(lanes) + known * chunk.shared_stride + offset
+        if np.ndim(index):
+            return Place("shared", np.array(np.broadcast_to(offset, index.shape)), index, lanes)
+        return Place("shared", int(offset), int(index), lanes)
 
     def place_local(self, base, lanes) -> Place:
         address = signed(base)
@@ -158,7 +178,7 @@ class Memory:
     def _windowed(self, window: int, address, lanes) -> Place:
         for space, start in WINDOWS.items():
             if window == start >> 40:
-                return getattr(self, f"place_{space}")(address - start, lanes)
+                return getattr(self, f"place_{'cluster' if space == 'shared' else space}")(address - start, lanes)
         return Place("global", address, address - GLOBAL, lanes)
 
     # -- access
@@ -277,6 +297,8 @@ class Memory:
         self.changes += 1
         if self.observers or self.flights:
             self.observe("store", place, offset, size, site)
+            for observer in self.observers:
+                observer.values(place, offset, values, site)
         index = place.index
         if isinstance(index, int):
             values = tuple(v[-1] if v.ndim else v for v in values)
