@@ -231,6 +231,8 @@ class Code:
         if self.ins.predicate is not None:
             guard = self.register(self.ins.predicate)
             self.mask = self.temp(f"~{guard}" if self.ins.negated else guard)
+            if self.watched and not find(self.ins).ends:
+                self.line(f"chunk.guarded({self.mask}, count, {site})")
         find(self.ins).lower(self, self.ins)
 
     def source(self) -> str:
