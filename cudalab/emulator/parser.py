@@ -178,7 +178,7 @@ def _body(text: Text, offset: int, function: Function, scope: Scope) -> None:
             elif statement:
                 pending.append((statement, offset, location, scope))
             offset = end
-    for statement, at, where, inside in pending:
+    for statement, at, where, inside in (*pending, ("ret", offset - 1, location, outermost)):  # the end of a body returns
         function.body.append(_instruction(text, statement, at, where, inside))
     for table, targets, inside, at in tables:
         table.labels = tuple(inside.find(t) for t in split(targets.strip()))

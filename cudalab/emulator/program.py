@@ -1,5 +1,6 @@
 """What the parser makes of PTX text: plain data.  PTX ISA, "PTX Module Scope Directives", "Instruction Operands"."""
 
+import functools
 from dataclasses import dataclass, field
 
 from cudalab.emulator.types import TYPES, Type
@@ -176,6 +177,7 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
 
 
+@functools.lru_cache(maxsize=4096)
 def parts_of(mnemonic: str) -> tuple[tuple[str, ...], tuple[Type, ...]]:
     """The dotted parts of a mnemonic, and those among them that are types."""
     parts = tuple(mnemonic.split("."))
