@@ -369,3 +369,68 @@ def test_spinning_in_vain_is_found_out():
     text = kernel("    if (threadIdx.x == 0) while (atomicAdd(flag, 0) != 7) {}  // here\n    x[i] = 1;", "int* x, int* flag")
     with pytest.raises(Deadlock, match=f"spins on something that nobody is left to change.*kernel.cu:{line_of(text, '// here')}"):
         cuda(text, 1, 64, np.zeros(64, np.int32), np.zeros(1, np.int32))
+
+
+PREDICATED = """    .reg .pred %p, %q; .reg .b32 %x, %y, %z, %s; .reg .b64 %at, %to; .reg .f32 %f; .shared .align 16 .b8 s[512];
+    and.b32 %x, %i, 3;
+    setp.eq.u32 %p, %x, 1;
+    setp.ge.u32 %q, %x, 2;
+    mad.lo.u64 %at, %w, 16, %a0;
+    mad.lo.u64 %to, %w, 16, %a1;
+    mov.u32 %x, 5; mov.u32 %y, 6; mov.u32 %z, 7;
+    @%p ld.global.v2.u32 {%x, %y}, [%at];
+    @!%p add.u32 %z, %z, %i;
+    @%q shfl.sync.idx.b32 %z, %z, 2, 31, 0xcccccccc;
+    @%p atom.global.add.u32 %y, [%at+8], 3;
+    @%q red.global.add.u32 [%at+8], 1000;
+    mov.u64 %at, s; cvt.u32.u64 %s, %at; shl.b32 %y, %i, 4; add.u32 %s, %s, %y; mad.lo.u64 %at, %w, 16, %a0;
+    mov.u32 %y, 9; st.shared.v4.u32 [%s], {%y, %y, %y, %y};
+    @%p cp.async.cg.shared.global [%s], [%at], 16;
+    cp.async.wait_all;
+    @%q bar.sync 3, 64; @!%q bar.sync 4, 64;
+    @%p ld.shared.u32 %y, [%s];
+    mov.b32 %f, %x; @%q fma.rn.f32 %f, %f, %f, %f; mov.b32 %x, %f;
+    @%p st.global.v4.u32 [%to], {%x, %y, %z, %i};
+    @!%p st.global.v4.u32 [%to], {%z, %y, %x, %i};"""
+
+
+def test_every_kind_of_instruction_under_a_guard():
+    program = ptx_program(PREDICATED.replace("@%q bar.sync 3, 64; @!%q bar.sync 4, 64;", "bar.sync 3, 32;"), 2)
+    source = np.arange(128, dtype=np.uint32).reshape(32, 4) + 1
+    after, got = Emulator().run_ptx(program, "k", 1, 32, (source, np.zeros((32, 4), np.uint32)))
+    expected_after = source.copy()
+    for i in range(32):
+        if i % 4 == 1:
+            expected_after[i, 2] += 3
+            assert got[i].tolist() == [4 * i + 1, 4 * i + 1, 7, i]
+        else:
+            expected_after[i, 2] += 1000 * (i % 4 >= 2)
+            five = np.uint32(5).view(np.float32)
+            x = (five * five + five).view(np.uint32) if i % 4 >= 2 else 5
+            assert got[i].tolist() == [7 + 2 if i % 4 >= 2 else 7 + i, 9, x, i]
+    assert (after == expected_after).all()
+
+
+def test_guarded_barriers_part_a_warp_and_are_found_out():
+    with pytest.raises(Deadlock, match=r"16 threads .* wait for barrier 3 .*16 threads .* wait for barrier 4"):
+        Emulator().run_ptx(ptx_program(PREDICATED, 2), "k", 1, 32, (np.zeros(128, np.uint32), np.zeros(128, np.uint32)))
+
+
+def test_instructions_that_only_intrinsics_make():
+    text = kernel("""    __shared__ int s; int l = i; int* p = (i & 1) ? &s : &l;
+    y[i] = __vabsdiffu4(x[i], x[i + 1]) + __vsadu4(x[i], x[i + 1]) + __isShared(p) * 1000 + __isLocal(p) * 2000 + __isGlobal(x) * 4000;
+    y[i] += __ldcg(x + i) + __popc(__activemask()) + (clock64() < 0);
+    __nanosleep(100);
+    __stcs(z + i, __dp4a(x[i], x[i + 1], 5u) + __byte_perm(x[i], x[i + 1], 0x5140) + __funnelshift_l(x[i], x[i + 1], i));""",
+                  "unsigned* x, unsigned* y, unsigned* z")
+    x = RNG.integers(0, 1 << 32, 33, dtype=np.uint32)
+    _, y, z = cuda(text, 1, 32, x, np.zeros(32, np.uint32), np.zeros(32, np.uint32))
+    octets = x.view(np.uint8).reshape(-1, 4).astype(np.int64)
+    for i in range(32):
+        a, b, difference = int(x[i]), int(x[i + 1]), np.abs(octets[i] - octets[i + 1])
+        pieces = sum(int(d) << 8 * n for n, d in enumerate(difference))
+        assert y[i] == (pieces + int(difference.sum()) + (1000 if i & 1 else 2000) + 4000 + a + 32) % 2**32
+        picked = [octets[i, 0], octets[i + 1, 0], octets[i, 1], octets[i + 1, 1]]
+        permuted = sum(int(o) << 8 * n for n, o in enumerate(picked))
+        shifted = ((b << 32 | a) << i % 32 >> 32) % 2**32
+        assert z[i] == (int((octets[i] * octets[i + 1]).sum()) + 5 + permuted + shifted) % 2**32

@@ -194,8 +194,10 @@ class Scheduler:
     # -- instructions that several lanes execute together
 
     def _complete(self, segment: Segment, lanes):
-        """Those of the lanes whose company is complete (None: all); the others are parked."""
+        """Those of the lanes whose company is complete (None: all); the others are parked.  Whom a guard holds back goes past."""
         chunk = self.chunk
+        if segment.guarded:
+            lanes = self._past_guard(segment, lanes)
         members = self._members(segment)
         if lanes is None and not getattr(members, "ndim", 0) and (members is None or members == ALL):
             return None
@@ -211,6 +213,14 @@ class Scheduler:
         waiting = every[~ready]
         self.parked[segment.start] = self._join(self.parked[segment.start], waiting) if segment.start in self.parked else waiting
         return every[ready]
+
+    def _past_guard(self, segment: Segment, lanes) -> np.ndarray:
+        """The lanes that the guard of the segment's one instruction lets through; the others go on behind it."""
+        ins, every = self.chunk.image.instructions[segment.start], self.lanes(lanes)
+        guard = np.broadcast_to(self.chunk.registers[self.chunk.image.slot(ins.predicate)], self.chunk.count)[every] ^ ins.negated
+        if not guard.all():
+            self.resume(segment.end, every[~guard])
+        return every[guard]
 
     def _whole(self, here: np.ndarray, width: int) -> np.ndarray:
         """For each lane: are all lanes here of the `width` neighbours in its block that it belongs to?"""

@@ -18,13 +18,15 @@ CARRY = Register("%cc", TYPES["b32"])  # the condition code register, which no o
 class Segment:
     """Instructions start..end-1.  live_in, live_out: slots whose values are needed before and behind it, as bits of an integer.
 
-    collective: lanes that must come together at its start (0, 32, 128); members: operand that is their member mask, or None.
+    collective: lanes that must come together at its start (0, 32, 128); members: operand that is their member mask, or None; guarded: only
+    those whom the first instruction's guard lets through.
     """
 
     start: int
     end: int
     collective: int = 0
     members: object = None
+    guarded: bool = False
     successors: tuple[int, ...] = ()
     reads: int = 0
     writes: int = 0
@@ -103,7 +105,7 @@ def _split_at_collectives(image: Image, entries: list[Entry], touched: list, sta
             members = ins.operands[entry.members] if entry.members is not None else None
             same = (segment.collective, segment.members) == (entry.collective, members) and members not in written
             if number == start:
-                segment.collective, segment.members = entry.collective, members
+                segment.collective, segment.members, segment.guarded = entry.collective, members, ins.predicate is not None
             elif not same:
                 segment.end = number
                 yield segment
