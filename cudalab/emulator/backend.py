@@ -1,5 +1,6 @@
 """The backend that runs plans without a GPU: the PTX that NVRTC wrote, on the CPU.  It never reports a time for a kernel."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping
@@ -16,8 +17,9 @@ from cudalab.emulator.parser import parse
 from cudalab.emulator.rounding import arithmetic
 from cudalab.emulator.scheduler import Scheduler
 from cudalab.emulator.segments import cut
-from cudalab.errors import BadLaunch
-from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor, itemsize
+from cudalab.emulator.tensor_maps import encode
+from cudalab.errors import BadLaunch, UnknownName
+from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor, TensorMap, itemsize
 
 LANES = 16384  # that run together: enough to make NumPy's cost per call small, few enough for its arrays to stay in cache
 RESIDENT = 1 << 17  # threads that a large device holds at once: so many may wait for each other
@@ -56,13 +58,17 @@ class Emulator:
     """Runs plans on the CPU.
 
     target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
-    output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
+    delivery: when copies of the bulk engines take effect: "lazy", when somebody waits for them; "eager", when they start.  A correct kernel
+    computes the same both ways.  output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
     """
 
     name = "emulator"
 
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
-                 output: Callable[[str], object] = sys.stdout.write):
+                 output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy"):
+        if delivery not in ("lazy", "eager"):
+            raise UnknownName(f"delivery is 'lazy' or 'eager', not '{delivery}'")
+        self.delivery = delivery
         self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
         self.progress: Callable[[int, int, str], object] | None = None
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
@@ -140,7 +146,7 @@ class Emulator:
         """How many blocks of a launch run together; never part of a cluster.  Blocks that may wait for each other run together as far as
         they would on a device."""
         threads = -(-int(np.prod(launch.block)) // WARP) * WARP
-        cluster = int(np.prod(launch.cluster or 1))
+        cluster = int(np.prod(clustered(image, launch).cluster or 1))
         lanes = max(self.lanes, RESIDENT) if image.polls else self.lanes
         together = max(1, lanes // threads // cluster) * cluster
         return min(together, int(np.prod(launch.grid)))
@@ -159,11 +165,13 @@ class Emulator:
         return memory
 
     def _launch(self, image: Image, segments: dict, launch: Launch, tensors: Mapping[str, Tensor], memory: Memory) -> None:
+        launch = clustered(image, launch)
         self._pass_arguments(image, launch, tensors, memory)
         memory.observers = self.observers
         total, together = int(np.prod(launch.grid)), self.blocks_together(image, launch)
         for first in range(0, total, together):
-            chunk = Chunk(image, launch, memory, first, min(together, total - first), self.observers, self.output)
+            chunk = Chunk(image, launch, memory, first, min(together, total - first), self.observers, self.output,
+                          self.delivery == "eager")
             for observer in self.observers:
                 observer.begin(chunk)
             with arithmetic():
@@ -182,6 +190,8 @@ class Emulator:
                     data = np.uint64(memory.named[name].start + offset * itemsize(tensors[name].dtype)).tobytes()
                 case Scalar(value=value, dtype=dtype):
                     data = np.array(value, DTYPES[dtype]).tobytes()
+                case TensorMap(name=name, offset=offset):
+                    data = encode(argument, memory.named[name].start + offset)
                 case _:
                     # a NumPy scalar, or the bytes of a struct as it lies in memory
                     data = argument.tobytes() if isinstance(argument, np.generic) else bytes(argument)
@@ -189,6 +199,20 @@ class Emulator:
                 raise BadLaunch(f"{image.kernel.name}: parameter {number} has {param.nbytes} bytes; the launch passes {len(data)}")
             start = memory.param_start + image.offsets[param]
             memory.bytes[start:start + param.nbytes] = np.frombuffer(data, np.uint8)
+
+
+def clustered(image: Image, launch: Launch) -> Launch:
+    """The launch with the cluster that the kernel itself asks for (__cluster_dims__) where the launch names none.
+
+    PTX ISA, "Cluster Dimension Directives: .reqnctapercluster".  Raises BadLaunch where they disagree or do not divide the grid.
+    """
+    asked = image.kernel.directives.get("reqnctapercluster")
+    cluster = launch.cluster or (asked and _three(asked))
+    if asked and _three(asked) != cluster:
+        raise BadLaunch(f"{image.kernel.name} is compiled for clusters of {_three(asked)}, launched with {cluster}")
+    if cluster and any(g % c for g, c in zip(launch.grid, cluster)):
+        raise BadLaunch(f"{image.kernel.name}: clusters of {cluster} do not divide the grid of {launch.grid}")
+    return dataclasses.replace(launch, cluster=cluster)
 
 
 def _three(size) -> tuple[int, int, int]:

@@ -79,6 +79,9 @@ class Code:
             case Special(name=name):
                 wide = name in ("%clock64", "%globaltimer")
                 return self._as(f"chunk.special({name!r}, lanes)", np.dtype("u8" if wide else "u4"), kind)
+            case Symbol(target=Variable(space="shared")):
+                offset = self.constant(np.array(self.symbol(operand) & (1 << kind.bits) - 1, f"u{kind.bytes}").astype(kind.dtype)[()])
+                return f"chunk.shared_address({offset}, lanes)"
             case Symbol():
                 return self.constant(np.array(self.symbol(operand) & (1 << kind.bits) - 1, f"u{kind.bytes}").astype(kind.dtype)[()])
         raise PtxError(f"an operand of a kind that does not belong there: {self.ins}")
@@ -126,9 +129,9 @@ class Code:
         self.written[slot] = True
         self.line(f"r{slot} = {expression}")
 
-    def derived(self, what: str, register: Register, expression: str) -> str:
-        """A local variable for something computed of a register alone; computed once as long as the register stays as it is."""
-        key = (what, self.image.slot(register))
+    def derived(self, what, register: Register | tuple[Register, ...], expression: str) -> str:
+        """A local variable for something computed of a register (or several) alone; computed once as long as it stays as it is."""
+        key = (what, tuple(self.image.slot(r) for r in register) if isinstance(register, tuple) else self.image.slot(register))
         if key not in self._cache:
             self._cache[key] = self.temp(expression)
         return self._cache[key]
@@ -159,7 +162,10 @@ class Code:
         start = base.value if isinstance(base, Immediate) else self.symbol(Symbol(base))
         key = (f"place {space}", "at", start)
         if key not in self._cache:
-            self._cache[key] = self.temp(f"memory.place_{space}({self.constant(np.uint64(start))}, lanes)")
+            at = self.constant(np.uint64(start))
+            if isinstance(base, Variable) and base.space == "shared":
+                at = f"chunk.shared_address({at}, lanes)"
+            self._cache[key] = self.temp(f"memory.place_{space}({at}, lanes)")
         return self._cache[key], address.offset
 
     def symbol(self, symbol: Symbol) -> int:
@@ -221,7 +227,7 @@ class Code:
         self.line(f"r{slot} = canonical(r{slot})")
 
     def _forget(self, slot: int) -> None:
-        for key in [k for k in self._cache if k[1] == slot and k[0] != "constant"]:
+        for key in [k for k in self._cache if k[0] != "constant" and (k[1] == slot or isinstance(k[1], tuple) and slot in k[1])]:
             del self._cache[key]
 
     def lower(self, site: int) -> None:

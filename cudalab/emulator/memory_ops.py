@@ -20,7 +20,7 @@ def space_of(code, ins, address: Address) -> str:
         kernel = code.image.kernel
         own = address.base in kernel.params if isinstance(address.base, Variable) else code.image.owner[code.site] is kernel
         return "param" if own and not ins.has("param::func") else "local"
-    return space
+    return "cluster" if ins.has("shared::cluster") else space
 
 
 @instruction("ld", "ldu", modifiers=f"{ORDER} {CACHE} {WHERE} v2 v4 v8")
