@@ -3,6 +3,7 @@
 A floating-point number is read as ("nan",), ("inf", sign) or ("num", sign, magnitude as a Fraction), worked on exactly and rounded once.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -58,6 +59,7 @@ FORMATS = dict(
     e3m2=Format(6, 2, 3, None, infinite=False))
 
 
+@functools.cache
 def decode(bits: int, name: str) -> tuple:
     form = FORMATS[name]
     sign, rest = bits >> form.bits - 1 & 1, bits & form.sign - 1
@@ -207,6 +209,8 @@ def finish(exact: tuple, name: str, mode: str = "rn", *, ftz: bool = False, sat:
     if ftz:
         rounded = decode(result, name)
         if rounded[0] == "num" and exact[0] == "num" and exact[2] < Fraction(2) ** form.lowest == rounded[2]:
+            if sat:
+                return {0, 0 if result & form.sign else result}
             return {result, result & form.sign}  # tiny before rounding, not after: PTX does not say which of them counts
         result = encode(flushed(rounded, name), name)
     if sat:

@@ -23,7 +23,7 @@ from cudalab.emulator import Emulator
 from cudalab.spec import Launch, Pointer
 from ptx_oracle import ANY, NAN, Within, is_nan, value_of
 
-HEADER = ".version 8.7\n.target {target}\n.address_size 64\n"
+HEADER = ".version 8.8\n.target {target}\n.address_size 64\n"
 WIDTH = dict(pred=1, b8=1, u8=1, s8=1, b16=2, u16=2, s16=2, f16=2, bf16=2, b32=4, u32=4, s32=4, f32=4, tf32=4, f16x2=4, bf16x2=4,
              b64=8, u64=8, s64=8, f64=8, e4m3x2=2, e5m2x2=2, e2m1x2=1, e2m3x2=2, e3m2x2=2, ue8m0x2=2)
 OLD = 0x5A5A5A5A5A5A5A5A  # what a guarded result holds in the lanes that are not let through

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cudalab.emulator.rounding import add32_rounded, canonical, flush, fma32_rounded, mul32_rounded
 from cudalab.emulator.table import instruction, runtime
 
 MODES = "rn rz rm rp"
@@ -36,6 +37,28 @@ def add_sub_mul(code, ins):
         finish(code, ins, ins.operands[0], f"{operation}{ins.type.bits}_rounded({a}, {b}, {mode!r})")
     else:
         finish(code, ins, ins.operands[0], f"{a} {SYMBOLS[operation]} {b}")
+
+
+@instruction("add", "sub", "mul", "fma", types="f32x2", modifiers=f"{MODES} ftz")
+def arithmetic_of_pairs(code, ins):
+    """Two single-precision values in 64 bits."""
+    values = ", ".join(code.value(o, "b64") for o in ins.operands[1:])
+    code.assign(ins.operands[0], f"pair_arithmetic({ins.parts[0]!r}, {mode_of(ins)!r}, {ins.has('ftz')}, count, {values})", "b64")
+
+
+@runtime
+def pair_arithmetic(operation, mode, ftz, count, *values):
+    """Both halves of every lane as one long vector."""
+    parts = [np.ascontiguousarray(np.broadcast_to(v, count)).view(np.float32) for v in values]
+    a, b, *c = [flush(part) for part in parts] if ftz else parts
+    if operation == "mul":
+        result = mul32_rounded(a, b, mode)
+    elif operation == "fma":
+        result = fma32_rounded(a.astype(np.float64), b.astype(np.float64), c[0], mode)
+    else:
+        result = add32_rounded(a, -b if operation == "sub" else b, mode)
+    result = canonical(np.array(result))
+    return (flush(result) if ftz else result).view(np.uint64)
 
 
 @instruction("fma", "mad", types="f32 f64", modifiers=f"{MODES} ftz sat")
@@ -221,7 +244,8 @@ def is_notanumber(x):
 
 @runtime
 def is_normal(x):
-    return np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).tiny)
+    """Zeros count as normal numbers."""
+    return np.isfinite(x) & ((np.abs(x) >= np.finfo(x.dtype).tiny) | (x == 0))
 
 
 @runtime
