@@ -1,0 +1,97 @@
+"""How fast the emulator runs: `python tests/bench_emulator.py [NAME…]`.  A time of the emulator, never of a kernel.
+
+Add a case as a function in CASES that gives (plan or CUDA text, what to run it with); `best of 7` after one run that compiles.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+from emulated import compile_cuda  # noqa: E402
+
+from cudalab import registry  # noqa: E402
+from cudalab.emulator import Emulator  # noqa: E402
+
+ELEMENTS = 1 << 20
+RNG = np.random.default_rng(0)
+
+VECTOR_ADD = """
+extern "C" __global__ void k(const float4* a, const float4* b, float4* c, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) c[i] = make_float4(a[i].x + b[i].x, a[i].y + b[i].y, a[i].z + b[i].z, a[i].w + b[i].w);
+}"""
+
+REDUCTION = """
+__shared__ float s[32];
+extern "C" __global__ void k(const float* x, float* sum, int n) {
+    float v = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) v += x[i];
+    for (int d = 16; d; d >>= 1) v += __shfl_down_sync(~0u, v, d);
+    if (threadIdx.x % 32 == 0) s[threadIdx.x / 32] = v;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        v = threadIdx.x < blockDim.x / 32 ? s[threadIdx.x] : 0;
+        for (int d = 16; d; d >>= 1) v += __shfl_down_sync(~0u, v, d);
+        if (threadIdx.x == 0) atomicAdd(sum, v);
+    }
+}"""
+
+SOFTMAX = """
+__shared__ float s[8];
+extern "C" __global__ void k(const float* x, float* y, int n) {
+    const float* row = x + blockIdx.x * n;
+    float m = -3e38f, t = 0;
+    for (int i = threadIdx.x; i < n; i += 128) m = fmaxf(m, row[i]);
+    for (int d = 16; d; d >>= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
+    if (threadIdx.x % 32 == 0) s[threadIdx.x / 32] = m;
+    __syncthreads();
+    m = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+    for (int i = threadIdx.x; i < n; i += 128) t += expf(row[i] - m);
+    for (int d = 16; d; d >>= 1) t += __shfl_xor_sync(~0u, t, d);
+    if (threadIdx.x % 32 == 0) s[4 + threadIdx.x / 32] = t;
+    __syncthreads();
+    t = s[4] + s[5] + s[6] + s[7];
+    for (int i = threadIdx.x; i < n; i += 128) y[blockIdx.x * n + i] = expf(row[i] - m) / t;
+}"""
+
+
+def cuda_case(text: str, grid: int, block: int, *args):
+    ptx, emulator = compile_cuda(text), Emulator()
+    return lambda: emulator.run_ptx(ptx, "k", grid, block, args)
+
+
+def step_case(name: str, size: int):
+    step, emulator = registry.resolve_step(name), Emulator()
+    plan = step.plan(step.op.problem(dict(M=size, N=size, K=size)))
+    inputs = {key: RNG.standard_normal((size, size), dtype=np.float32) for key in "AB"}
+    return lambda: emulator.run(plan, inputs)
+
+
+def numbers(count: int) -> np.ndarray:
+    return RNG.random(count, dtype=np.float32)
+
+
+CASES = {
+    "vector-add-1M": lambda: cuda_case(VECTOR_ADD, 1024, 256, *(numbers(ELEMENTS) for _ in range(3)), np.int32(ELEMENTS // 4)),
+    "reduction-1M": lambda: cuda_case(REDUCTION, 64, 256, numbers(ELEMENTS), np.zeros(1, np.float32), np.int32(ELEMENTS)),
+    "softmax-256x1000": lambda: cuda_case(SOFTMAX, 256, 128, numbers(256000), numbers(256000), np.int32(1000)),
+    **{f"sgemm-step{n}-512": lambda n=n: step_case(f"sgemm/{n}", 512) for n in (5, 8, 11)},
+}
+
+
+def main(chosen: list[str]) -> None:
+    for name in chosen or CASES:
+        run, times = CASES[name](), []
+        for _ in range(8):
+            started = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - started)
+        print(f"{name:20s} {1e3 * min(times[1:]):8.1f} ms   first {1e3 * times[0]:8.1f} ms")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
