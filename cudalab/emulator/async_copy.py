@@ -77,22 +77,23 @@ class Flights:
         self.chunk, self.memory = chunk, chunk.memory
         self.committed = np.zeros(chunk.count, np.int64)
         self.copies: list[Copies] = []
-        self.busy = np.zeros(chunk.blocks * chunk.shared_stride // WORD, bool)  # words of shared memory that are in flight
+        self.busy = np.zeros(chunk.blocks * chunk.shared_stride // WORD, np.uint8)  # not 0: words of shared memory that are in flight
 
     def __bool__(self) -> bool:
         return bool(self.copies)
 
-    def words(self, index: np.ndarray, size: int) -> np.ndarray:
-        """Which words of `busy` the accesses at flat indices touch, one row an access."""
-        first = (np.asarray(index) - self.memory.shared_start)[..., None] // WORD
-        return first + np.arange(max(1, size // WORD))
+    def words(self, index: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """`busy` with as many words in one element as an access has, and which of its elements the accesses at flat indices touch."""
+        size = max(WORD, size)
+        return self.busy.view(f"u{size // WORD}"), np.asarray(index) - self.memory.shared_start >> size.bit_length() - 1
 
     def start(self, place: Place, offset: int, rows: np.ndarray, size: int, site: int) -> None:
         lanes = self.chunk.all_lanes if place.lanes is None else place.lanes
         index = np.broadcast_to(np.asarray(place.index) + offset, len(lanes))
         words = self.words(index, size)
         self._refuse_busy(words, lanes, site, "a copy to")
-        self.busy[words] = True
+        flags, at = words
+        flags[at] = np.iinfo(flags.dtype).max
         self.copies.append(Copies(lanes, self.committed[lanes], index, rows, size, place.low + offset, place.high + offset + size, site))
 
     def refuse(self, kind: str, place: Place, offset: int, size: int, site: int) -> None:
@@ -104,9 +105,10 @@ class Flights:
             self._refuse_busy(words, lanes, site, f"{dict(load='a read of', store='a write to').get(kind, kind + ' of')}")
 
     def _refuse_busy(self, words, lanes, site, what):
-        hit = self.busy[words].any(axis=1)
+        flags, at = words
+        hit = flags.take(at)
         if hit.any():
-            raise self.chunk.fault(int(lanes[np.argmax(hit)]), site, f"{what} shared memory that an asynchronous copy, not yet waited for, "
+            raise self.chunk.fault(int(lanes[np.argmax(hit != 0)]), site, f"{what} shared memory that an asynchronous copy, not yet waited for, "
                                                                      f"is to write")
 
     def commit(self, lanes) -> None:
@@ -138,7 +140,8 @@ class Flights:
         self.memory.put_rows(index, rows, size)
         for observer in self.memory.observers:
             observer.landed(index, size, lanes, site)
-        self.busy[self.words(index, size)] = False
+        flags, at = self.words(index, size)
+        flags[at] = 0
 
 
 @runtime
@@ -161,7 +164,21 @@ def start_copy(chunk, to, to_offset, origin, from_offset, size, given, count, ma
         given = given[chosen] if given.ndim else given
         count = len(chosen)
     memory.check(to, to_offset, size, "asynchronous copy", site)
-    given = np.minimum(np.broadcast_to(given, count), size)
+    if not given.ndim and given >= size:  # the usual case: everybody reads all
+        memory.check(origin, from_offset, size, "asynchronous copy", site)
+        for observer in memory.observers:
+            observer.access("load", origin, from_offset, size, site)
+        rows = memory.rows(np.broadcast_to(np.asarray(origin.index) + from_offset, count), size)
+    else:
+        rows = _read_partly(memory, origin, from_offset, size, np.minimum(np.broadcast_to(given, count), size), site)
+    for observer in memory.observers:
+        observer.access("copy", to, to_offset, size, site)
+    flights_of(chunk).start(to, to_offset, rows, size, site)
+
+
+def _read_partly(memory, origin, from_offset, size, given, site) -> np.ndarray:
+    """Rows of which the first `given` bytes are read."""
+    count = len(given)
     rows = np.zeros((count, size // WORD), np.uint32)
     reads = given.nonzero()[0]
     if len(reads):
@@ -176,15 +193,13 @@ def start_copy(chunk, to, to_offset, origin, from_offset, size, given, count, ma
             observer.access("load", source, from_offset, size, site)
         index = np.broadcast_to(np.asarray(source.index) + from_offset, len(reads))
         if full:
-            rows[reads] = memory.view(np.dtype(np.uint32), size // WORD)[index // size].reshape(len(reads), -1)
+            rows[reads] = memory.rows(index, size)
         else:
             octets = rows.view(np.uint8)
             position = np.arange(size)
             taken = position < given[reads][:, None]
             octets[reads] = np.where(taken, memory.bytes[np.where(taken, index[:, None] + position, 0)], 0)
-    for observer in memory.observers:
-        observer.access("copy", to, to_offset, size, site)
-    flights_of(chunk).start(to, to_offset, rows, size, site)
+    return rows
 
 
 def _check_partial(memory, source, offset, size, given, site):

@@ -9,6 +9,7 @@ import numpy as np
 
 from cudalab.build import build, sm_of, verify
 from cudalab.emulator import families  # noqa: F401  (fills the instruction table)
+from cudalab.emulator.accumulate import Accumulator
 from cudalab.emulator.chunk import WARP, Chunk
 from cudalab.emulator.errors import PtxError
 from cudalab.emulator.image import Image, Layout
@@ -59,16 +60,18 @@ class Emulator:
 
     target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
     delivery: when copies of the bulk engines take effect: "lazy", when somebody waits for them; "eager", when they start.  A correct kernel
-    computes the same both ways.  output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
+    computes the same both ways.  mma: how tensor cores add up, one of the models in accumulate.py.
+    output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
     """
 
     name = "emulator"
 
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
-                 output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy"):
+                 output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy", mma: str = "float64"):
         if delivery not in ("lazy", "eager"):
             raise UnknownName(f"delivery is 'lazy' or 'eager', not '{delivery}'")
         self.delivery = delivery
+        self.mma = Accumulator(mma, target).mma
         self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
         self.progress: Callable[[int, int, str], object] | None = None
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
@@ -172,6 +175,7 @@ class Emulator:
         for first in range(0, total, together):
             chunk = Chunk(image, launch, memory, first, min(together, total - first), self.observers, self.output,
                           self.delivery == "eager")
+            chunk.accumulator = Accumulator(self.mma, image.layout.module.target)
             for observer in self.observers:
                 observer.begin(chunk)
             with arithmetic():

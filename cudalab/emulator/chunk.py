@@ -75,6 +75,7 @@ class Chunk:
         self._shared = (memory.shared_start + self.block_of * self.shared_stride) if blocks > 1 else memory.shared_start
         self._local = memory.local_start + self.all_lanes * self.local_stride if image.local_size else memory.local_start
         self._special: dict[str, object] = {}
+        self.accumulator = None  # how tensor cores add up (accumulate.Accumulator); set by who launches
         self.steps = 0
         memory.chunk, memory.flights = self, None
         memory.limits = dict(param=image.param_size, shared=self.shared_size, local=image.local_size)

@@ -11,7 +11,9 @@ from cudalab.emulator import floating  # noqa: F401
 from cudalab.emulator import half  # noqa: F401
 from cudalab.emulator import integer  # noqa: F401
 from cudalab.emulator import logic  # noqa: F401
+from cudalab.emulator import matrix  # noqa: F401
 from cudalab.emulator import memory_ops  # noqa: F401
 from cudalab.emulator import moves  # noqa: F401
+from cudalab.emulator import tensor  # noqa: F401
 from cudalab.emulator import video  # noqa: F401
 from cudalab.emulator import warp  # noqa: F401

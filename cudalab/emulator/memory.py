@@ -314,6 +314,14 @@ class Memory:
             rows[:, column] = value
         self.put_rows(index, rows, size)
 
+    def rows(self, index: np.ndarray, size: int) -> np.ndarray:
+        """Rows of `size` bytes at flat byte indices that are multiples of it, as 32-bit words; without checks."""
+        whole = COPIED_WHOLE.get(size)
+        word = np.dtype(np.uint32)
+        if whole is None:
+            return self.view(word, size // 4).take(index // size, axis=0).reshape(len(index), -1)
+        return self.view(whole).take(index >> size.bit_length() - 1).view(word).reshape(len(index), -1)
+
     def put_rows(self, index: np.ndarray, rows: np.ndarray, size: int) -> None:
         """Write rows of `size` bytes at flat byte indices that are multiples of it."""
         self.changes += 1

@@ -1,0 +1,194 @@
+"""Matrix multiply-accumulate of a warp.  PTX ISA, "Warp-level Matrix Instructions: mma" ("Multiply-and-Accumulate Instruction: mma"),
+"Matrix Shape", "Matrix Data-types".
+
+All that mma.sync has on sm_80 to sm_90 but m8n8k4 of f16 (Volta's) and mma.sp: f16, bf16, tf32, f64, e4m3 and e5m2, integers of 8, 4 and
+1 bits.  Elements of A and B become float64, in which their products are exact; fragments.py says which lane holds what, accumulate.py how
+floating-point sums are rounded.  Integer sums are exact and wrap around at 32 bits, or with .satfinite stop at the limits.  Sums in f64 are
+a fused multiply-add after another, k upwards: PTX says that its precision is that of fma, not the order.
+
+tf32: the low 13 bits of a register are ignored.  NaN results are canonical.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudalab.emulator.chunk import WARP
+from cudalab.emulator.errors import PtxError
+from cudalab.emulator.fragments import FRAGMENTS, HALF_C, Fragments, Map
+from cudalab.emulator.matrix import whole_warps
+from cudalab.emulator.program import Register, Vector
+from cudalab.emulator.rounding import fma64
+from cudalab.emulator.table import instruction, runtime
+from cudalab.emulator.warp import warps
+
+ROUNDING = "rn|rz|rm|rp"
+FORM = re.compile(rf"mma\.sync\.aligned\.(?P<shape>m\d+n\d+k\d+)\.row\.col(?:\.(?P<satfinite>satfinite))?(?:\.(?P<early>{ROUNDING}))?"
+                  r"\.(?P<d>\w+)\.(?P<a>\w+)\.(?P<b>\w+)\.(?P<c>\w+)"
+                  rf"(?:\.(?P<bits>and|xor)\.popc)?(?:\.(?P<late>{ROUNDING}))?")
+PARTS = ("aligned m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256 m8n8k4 m8n8k16 m8n8k32 m8n8k128 row col satfinite "
+         "s4 u4 b1 and xor popc rn rz rm rp")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Element types that may meet in A and B, their bits, the types of C and D they go with, and how they are multiplied."""
+
+    kinds: tuple[str, ...]
+    bits: int
+    results: tuple[str, ...]
+    way: str
+    rows: tuple[int, ...] = (16,)
+
+
+FAMILIES = (
+    Family(("f16",), 16, ("f16", "f32"), "real"),
+    Family(("bf16",), 16, ("f32",), "real"),
+    Family(("tf32",), 32, ("f32",), "real"),
+    Family(("e4m3", "e5m2"), 8, ("f16", "f32"), "real"),
+    Family(("f64",), 64, ("f64",), "double", (8, 16)),
+    Family(("s8", "u8"), 8, ("s32",), "integer", (8, 16)),
+    Family(("s4", "u4"), 4, ("s32",), "integer", (8, 16)),
+    Family(("b1",), 1, ("s32",), "bits", (8, 16)),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one mma does: maps of its fragments, types, what it makes of products and sums.  detail: rounding mode, "and" or "xor"."""
+
+    fragments: Fragments
+    kinds: tuple[str, str]
+    result: str
+    way: str
+    satfinite: bool
+    detail: str
+
+    @property
+    def c(self) -> Map:
+        """The map of C and D."""
+        return HALF_C if self.result == "f16" else self.fragments.c
+
+
+def form_of(ins) -> Form:
+    """Raises PtxError for a combination of shape and types that sm_80 to sm_90 do not have."""
+    found = FORM.fullmatch(ins.mnemonic)
+    if found:
+        kinds = found["a"], found["b"]
+        for family in FAMILIES:
+            fragments = FRAGMENTS.get((found["shape"], family.bits))
+            if set(kinds) <= set(family.kinds) and fragments and fragments.sizes[0] in family.rows \
+                    and found["d"] == found["c"] and found["d"] in family.results \
+                    and (not found["satfinite"] or family.way == "integer") and bool(found["bits"]) == (family.way == "bits") \
+                    and (not (found["early"] or found["late"]) or family.way == "double"):
+                return Form(fragments, kinds, found["d"], family.way, bool(found["satfinite"]),
+                            found["bits"] or found["early"] or found["late"] or "rn")
+    raise PtxError(f"this form of mma is not supported: {ins}")
+
+
+@instruction("mma.sync", modifiers=PARTS, collective=WARP)
+def mma(code, ins):
+    form = form_of(ins)
+    target, a, b, c = ins.operands
+    for operand, wanted in ((target, form.c), (a, form.fragments.a), (b, form.fragments.b), (c, form.c)):
+        if not isinstance(operand, Vector) or len(operand.items) != wanted.count:
+            raise PtxError(f"a fragment with another number of registers than {wanted.count}: {ins}")
+    group = warps(code)
+    factors = [fragment(code, operand.items, held, kind)
+               for operand, held, kind in ((a, form.fragments.a, form.kinds[0]), (b, form.fragments.b, form.kinds[1]))]
+    held = "b32" if form.result == "f16" else form.result
+    added = ", ".join(code.value(item, held) for item in c.items)
+    got = code.temp(f"multiply_add(chunk, {group}, {code.constant(form)}, {', '.join(factors)}, ({added},), count, {code.site})")
+    for number, item in enumerate(target.items):
+        code.assign(item, f"{got}[{number}]", held)
+
+
+def fragment(code, items, held: Map, kind: str) -> str:
+    """A local variable for the matrices whose fragments are in registers; computed once as long as those stay as they are."""
+    raw = "f64" if kind == "f64" else "b32"
+    values = ", ".join(code.value(item, raw) for item in items)
+    expression = f"matrices({code.constant(held)}, {kind!r}, ({values},), count)"
+    if all(isinstance(item, Register) for item in items):
+        return code.derived(("fragment", held, kind), items, expression)
+    return code.temp(expression)
+
+
+@runtime
+def matrices(held: Map, kind: str, registers: tuple, count: int) -> np.ndarray:
+    """The matrices of all warps as float64."""
+    return held.gather(whole_arrays(registers, count), DECODERS[kind])
+
+
+def whole_arrays(registers: tuple, count: int) -> list[np.ndarray]:
+    """One element a lane, also of what is the same in all."""
+    return [value if value.ndim else np.full(count, value) for value in registers]
+
+
+@runtime
+def multiply_add(chunk, group, form: Form, a, b, c: tuple, count: int, site: int) -> list[np.ndarray]:
+    """The registers of D = A B + C, one value a lane each."""
+    if not group.whole:
+        whole_warps(chunk, group, site)
+    added = form.c.gather(whole_arrays(c, count), DECODERS[form.result])
+    if form.way == "real":
+        result = chunk.accumulator.multiply_add("mma", form.kinds, a, b, added, form.result)
+    elif form.way == "double":
+        result = fused_sums(a, b, added, form.detail)
+    else:
+        result = whole_sums(a, b, added, form)
+    registers = form.c.scatter(result)
+    if form.result == "f16":
+        return [values.view(np.uint32)[:, 0] for values in registers]
+    return [values.reshape(-1) for values in registers]
+
+
+def whole_sums(a, b, c, form: Form) -> np.ndarray:
+    """Sums of integers: products of at most 16 bits, a few hundred of them, are exact in float64."""
+    total = np.matmul(a, b)
+    if form.detail == "xor":  # set in one but not in both
+        total = a.sum(axis=-1)[..., :, None] + b.sum(axis=-2)[..., None, :] - 2 * total
+    total = total.astype(np.int64) + c
+    if form.satfinite:
+        total = np.clip(total, -1 << 31, (1 << 31) - 1)
+    return total.astype(np.int32)
+
+
+def fused_sums(a, b, c, mode: str) -> np.ndarray:
+    shape = c.shape
+    for k in range(a.shape[-1]):
+        left, right = (np.broadcast_to(x, shape).reshape(-1) for x in (a[..., :, k, None], b[..., None, k, :]))
+        c = fma64(left, right, c.reshape(-1), mode).reshape(shape)
+    return c
+
+
+def _table(kind: str) -> np.ndarray:
+    """Values of the 256 numbers of 8 bits: those of f16 with fewer fraction bits, e4m3 with another bias and one NaN, no infinity."""
+    octets = np.arange(256, dtype=np.uint16)
+    if kind == "e5m2":
+        return (octets << 8).view(np.float16).astype(np.float64)
+    values = ((octets & 0x80) << 8 | (octets & 0x7F) << 7).view(np.float16).astype(np.float64) * 2.0**8
+    return np.where(octets & 0x7F == 0x7F, np.nan, values)
+
+
+EIGHT_BITS = {kind: _table(kind) for kind in ("e4m3", "e5m2")}
+
+
+def _nibbles(raw: np.ndarray) -> np.ndarray:
+    octets = raw.view(np.uint8)
+    return np.stack([octets & 15, octets >> 4], axis=-1)
+
+
+DECODERS = {  # from raw registers to elements
+    "f16": lambda raw: raw.view(np.float16).astype(np.float64),
+    "bf16": lambda raw: (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64),
+    "tf32": lambda raw: (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64),
+    "e4m3": lambda raw: EIGHT_BITS["e4m3"].take(raw.view(np.uint8)),
+    "e5m2": lambda raw: EIGHT_BITS["e5m2"].take(raw.view(np.uint8)),
+    "s8": lambda raw: raw.view(np.int8).astype(np.float64),
+    "u8": lambda raw: raw.view(np.uint8).astype(np.float64),
+    "s4": lambda raw: (_nibbles(raw) ^ 8).astype(np.float64) - 8,
+    "u4": lambda raw: _nibbles(raw).astype(np.float64),
+    "b1": lambda raw: np.unpackbits(raw.view(np.uint8), axis=-1, bitorder="little").astype(np.float64),
+    "f32": lambda raw: raw, "f64": lambda raw: raw, "s32": lambda raw: raw,
+}
