@@ -16,6 +16,7 @@ from cudalab.emulator.image import Image, Layout
 from cudalab.emulator.memory import BLOCK_ALIGN, UNSET, Memory
 from cudalab.emulator.parser import parse
 from cudalab.emulator.rounding import arithmetic
+from cudalab.emulator.sanitizer import Sanitizer
 from cudalab.emulator.scheduler import Scheduler
 from cudalab.emulator.segments import cut
 from cudalab.emulator.tensor_maps import encode
@@ -67,12 +68,14 @@ class Emulator:
     name = "emulator"
 
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
-                 output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy", mma: str = "float64"):
+                 output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy", mma: str = "float64",
+                 sanitize: bool = False):
         if delivery not in ("lazy", "eager"):
             raise UnknownName(f"delivery is 'lazy' or 'eager', not '{delivery}'")
         self.delivery = delivery
         self.mma = Accumulator(mma, target).mma
-        self.target, self.observers, self.lanes, self.output = target, tuple(observers), lanes, output
+        self.target, self.lanes, self.output = target, lanes, output
+        self.observers = (*observers, Sanitizer()) if sanitize else tuple(observers)
         self.progress: Callable[[int, int, str], object] | None = None
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
 

@@ -37,7 +37,7 @@ class Observer:
         itself comes after.  kind: load, store, atomic, copy (the global side of an asynchronous copy is a load)."""
 
     def values(self, place, offset: int, values: tuple, site: int) -> None:
-        """Behind access("store", …), before the store itself: the values, one element a lane or a scalar, neighbouring ones in a tuple."""
+        """Just before access("store", …) of the same place: the values, one element a lane or a scalar, neighbouring ones in a tuple."""
 
     def local_copy(self, lanes, source: int, target: int, nbytes: int) -> None:
         """A call hands over bytes of local memory (lanes: an index for the rows of all lanes)."""
@@ -75,6 +75,16 @@ class Observer:
     def async_write(self, index, size: int, lanes, site: int) -> None:
         """A unit of the async proxy (TMA load) is to write `size` bytes at each flat index, for lanes that issued it.  Told at issue:
         the place must be free by then."""
+
+    def async_read_done(self, index, size: int, lanes, site: int) -> None:
+        """Lanes have waited, at site, until what async_read announced was read: the place may be written again."""
+
+    def registers(self, slots: tuple, lanes, site: int) -> None:
+        """An instruction of the async proxy (wgmma) of these lanes (array) has taken registers: the slots of its results, behind which
+        slots of operands.  Until registers_done nothing but wgmma may touch them; moves rename them."""
+
+    def registers_done(self, lanes, sites: tuple, site: int) -> None:
+        """Lanes have waited, at site, for the instructions at `sites`, which `registers` announced."""
 
     def async_done(self, index, size: int, key, site: int) -> None:
         """What async_write announced has landed and completes on the barrier object `key`: who acquires it may read."""

@@ -296,9 +296,9 @@ class Memory:
         self.check(place, offset, size, "write", site)
         self.changes += 1
         if self.observers or self.flights:
-            self.observe("store", place, offset, size, site)
             for observer in self.observers:
                 observer.values(place, offset, values, site)
+            self.observe("store", place, offset, size, site)
         index = place.index
         if isinstance(index, int):
             values = tuple(v[-1] if v.ndim else v for v in values)
