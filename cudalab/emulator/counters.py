@@ -33,6 +33,7 @@ FIELDS = ("thread_instructions", "warp_instructions",
           "global_store_requests", "global_store_sectors", "global_store_bytes",
           "shared_load_requests", "shared_load_wavefronts", "shared_load_ideal", "shared_load_bytes",
           "shared_store_requests", "shared_store_wavefronts", "shared_store_ideal", "shared_store_bytes",
+          "async_global_sectors", "async_global_bytes", "async_shared_bytes",
           "local_bytes", "branches", "divergent_branches", "barriers", "barrier_openings", "atomics", "atomic_collisions",
           "flops_f16", "flops_f32", "flops_f64", "flops_tensor")
 SPACES = ("global", "shared", "local", "param", "const")
@@ -189,7 +190,25 @@ class Counters(Observer):
             requests, passes, needed = found
             self._count(f"shared_{way}", site, requests=requests, wavefronts=needed, ideal=passes, bytes=lanes * size)
 
+    def async_read(self, index, size: int, lanes, site: int) -> None:
+        self._unit(self._read, index, size, site)
+
+    def async_write(self, index, size: int, lanes, site: int) -> None:
+        self._unit(self._written, index, size, site)
+
     # -- how it adds up
+
+    def _unit(self, touched: np.ndarray, index, size: int, site: int) -> None:
+        """What TMA moves and wgmma reads: bytes at flat indices, without requests of warps."""
+        index = np.atleast_1d(np.asarray(index)).ravel()
+        if int(index[0]) >= self._memory.param_start:
+            self._add("async_shared_bytes", site, len(index) * size)
+            return
+        first, last = index // SECTOR, (index + size - 1) // SECTOR
+        sectors = np.unique(np.concatenate([np.minimum(first + more, last) for more in range(-(-size // SECTOR) + 1)]))
+        touched[sectors] = True
+        self._add("async_global_sectors", site, len(sectors))
+        self._add("async_global_bytes", site, len(index) * size)
 
     def _add(self, name: str, site: int, number: int) -> None:
         self._tally.counts[name][site] += number
@@ -242,6 +261,13 @@ class Counters(Observer):
             entry["threads"] += counts["thread_instructions"]
             entry["warps"] += counts["warp_instructions"]
         return dict(sorted(((k, e) for k, e in found.items() if e["warps"]), key=lambda item: -item[1]["warps"]))
+
+    def widths(self, space: str, way: str) -> set[int]:
+        """Bytes a lane of the loads or stores of a state space that ran."""
+        counts = ((ins, tally.counts[f"{space}_{way}_requests"][site]) for tally in self.tallies.values()
+                  for site, ins in enumerate(tally.image.instructions))
+        return {ins.type.bytes * int((ins.one_of("v2", "v4", "v8") or "v1")[1:]) for ins, requests in counts
+                if requests and ins.parts[0] in ("ld", "st")}
 
     def lines(self, by_ptx: bool = False) -> dict[tuple[str, int], dict[str, int]]:
         """(file, line) of the kernel's own source -> counts; what was inlined counts where it was called.  by_ptx: ("", PTX line)."""
@@ -325,12 +351,13 @@ def derived(counts: Mapping[str, int]) -> dict[str, float | None]:
     def over(a, b):
         return a / b if b else None
     flops = sum(counts[f"flops_{kind}"] for kind in ("f16", "f32", "f64", "tensor"))
-    global_bytes = counts["global_load_bytes"] + counts["global_store_bytes"]
-    shared_bytes = counts["shared_load_bytes"] + counts["shared_store_bytes"]
-    sectors = counts["global_load_sectors"] + counts["global_store_sectors"]
+    global_bytes = counts["global_load_bytes"] + counts["global_store_bytes"] + counts["async_global_bytes"]
+    shared_bytes = counts["shared_load_bytes"] + counts["shared_store_bytes"] + counts["async_shared_bytes"]
+    asked = counts["global_load_sectors"] + counts["global_store_sectors"]
+    sectors = asked + counts["async_global_sectors"]
     requests = counts["global_load_requests"] + counts["global_store_requests"]
     return dict(flops=flops, threads_per_warp=over(counts["thread_instructions"], counts["warp_instructions"]),
-                sectors_per_request=over(sectors, requests), sector_use=over(global_bytes, SECTOR * sectors),
+                sectors_per_request=over(asked, requests), sector_use=over(global_bytes, SECTOR * sectors),
                 shared_excess=sum(counts[f"shared_{way}_wavefronts"] - counts[f"shared_{way}_ideal"] for way in ("load", "store")),
                 global_bytes=global_bytes, sector_bytes=SECTOR * sectors, shared_bytes=shared_bytes,
                 intensity_sectors=over(flops, SECTOR * sectors), intensity_dram=over(flops, counts.get("dram_bytes", 0)))
