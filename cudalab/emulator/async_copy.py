@@ -68,6 +68,7 @@ class Copies:
     low: int
     high: int
     site: int
+    serial: int
 
 
 class Flights:
@@ -77,6 +78,7 @@ class Flights:
         self.chunk, self.memory = chunk, chunk.memory
         self.committed = np.zeros(chunk.count, np.int64)
         self.copies: list[Copies] = []
+        self.serial = 0  # of the next instruction's copies
         self.busy = np.zeros(chunk.blocks * chunk.shared_stride // WORD, np.uint8)  # not 0: words of shared memory that are in flight
 
     def __bool__(self) -> bool:
@@ -94,7 +96,9 @@ class Flights:
         self._refuse_busy(words, lanes, site, "a copy to")
         flags, at = words
         flags[at] = np.iinfo(flags.dtype).max
-        self.copies.append(Copies(lanes, self.committed[lanes], index, rows, size, place.low + offset, place.high + offset + size, site))
+        self.copies.append(Copies(lanes, self.committed[lanes], index, rows, size, place.low + offset, place.high + offset + size, site,
+                                  self.serial))
+        self.serial += 1
 
     def refuse(self, kind: str, place: Place, offset: int, size: int, site: int) -> None:
         """Raise where an access touches bytes that a copy has yet to write."""
@@ -114,8 +118,10 @@ class Flights:
     def commit(self, lanes) -> None:
         self.committed[slice(None) if lanes is None else lanes] += 1
 
-    def wait(self, lanes, pending: int, site: int) -> None:
-        """Deliver all groups of these lanes but the newest `pending` closed ones; pending -1: every copy, in a closed group or not."""
+    def wait(self, lanes, pending: int, site: int, before: int | None = None) -> None:
+        """Deliver all groups of these lanes but the newest `pending` closed ones; pending -1: every copy, in a closed group or not.
+
+        before: only those with lower serial numbers."""
         waits = None
         if lanes is not None:
             waits = np.zeros(self.chunk.count, bool)
@@ -123,6 +129,8 @@ class Flights:
         kept = []
         for copies in self.copies:
             done = np.ones(len(copies.lanes), bool) if pending < 0 else copies.groups < self.committed[copies.lanes] - pending
+            if before is not None and copies.serial >= before:
+                done[:] = False
             if waits is not None:
                 done &= waits[copies.lanes]
             if done.all():
@@ -131,7 +139,7 @@ class Flights:
                 self._deliver(copies.index[done], copies.rows[done], copies.size, copies.lanes[done], site)
                 stays = ~done
                 kept.append(Copies(copies.lanes[stays], copies.groups[stays], copies.index[stays], copies.rows[stays], copies.size,
-                                   copies.low, copies.high, copies.site))
+                                   copies.low, copies.high, copies.site, copies.serial))
             else:
                 kept.append(copies)
         self.copies = kept
@@ -179,8 +187,8 @@ def start_copy(chunk, to, to_offset, origin, from_offset, size, given, count, ma
 def _read_partly(memory, origin, from_offset, size, given, site) -> np.ndarray:
     """Rows of which the first `given` bytes are read."""
     count = len(given)
-    rows = np.zeros((count, size // WORD), np.uint32)
     reads = given.nonzero()[0]
+    rows = np.zeros((count, size // WORD), np.uint32)
     if len(reads):
         source = origin if len(reads) == count else origin.only(reads, count)
         lowest = int(given[reads].min())
@@ -192,7 +200,9 @@ def _read_partly(memory, origin, from_offset, size, given, site) -> np.ndarray:
         for observer in memory.observers:
             observer.access("load", source, from_offset, size, site)
         index = np.broadcast_to(np.asarray(source.index) + from_offset, len(reads))
-        if full:
+        if full and len(reads) == count:
+            rows = memory.rows(index, size)
+        elif full:
             rows[reads] = memory.rows(index, size)
         else:
             octets = rows.view(np.uint8)

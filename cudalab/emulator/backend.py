@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+import types
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -126,12 +127,16 @@ class Emulator:
         return self.program(built.ptx), {launch.entry: built.kernels[launch.entry].symbol for launch in plan.launches}
 
     def run_ptx(self, ptx: str, kernel: str, grid, block, args: tuple, *, smem: int = 0, cluster=None,
-                unset: tuple[int, ...] = ()) -> list[np.ndarray]:
-        """Launch a kernel of any PTX text.  args: a NumPy array is a buffer of its size and contents, a Scalar or NumPy scalar a value;
-        unset: numbers of the arguments, from 1, whose contents count as never written.  Returns what the buffers hold
-        afterwards, in the order of the arguments."""
+                unset: tuple[int, ...] = (), buffers: Mapping[str, np.ndarray] = types.MappingProxyType({})) -> list[np.ndarray]:
+        """Launch a kernel of any PTX text.
+
+        args: a NumPy array is a buffer of its size and contents, a Scalar or NumPy scalar a value, a TensorMap is over one of `buffers`.
+        unset: numbers of the arguments, from 1, whose contents count as never written.
+        Returns what the arguments that are arrays hold afterwards, in their order, then the buffers.
+        """
         program = self.program(ptx)
         arrays = {f"argument {number}": np.ascontiguousarray(a) for number, a in enumerate(args, 1) if isinstance(a, np.ndarray)}
+        arrays |= {name: np.ascontiguousarray(array) for name, array in buffers.items()}
         tensors = {name: Tensor(name, (array.nbytes,), "u8") for name, array in arrays.items()}
         passed = tuple(Pointer(f"argument {number}") if isinstance(a, np.ndarray) else a for number, a in enumerate(args, 1))
         launch = Launch(kernel, _three(grid), _three(block), passed, smem, cluster and _three(cluster))

@@ -10,21 +10,22 @@ import numpy as np
 
 from cudalab.emulator.memory import COPIED_WHOLE
 from cudalab.errors import BadLaunch
-from cudalab.spec import TensorMap
+from cudalab.spec import MAP_FORMATS, TensorMap
 
 MAGIC = 0x70616D726F736E74  # "tnsormap"
+MAP_KINDS = tuple(MAP_FORMATS)
 CHUNK = 16  # bytes that a swizzle moves as one
 RECORD = np.dtype(dict(
-    names=["magic", "base", "size", "bytes", "swizzle", "rank", "nan", "dims", "strides", "box", "steps"],
-    formats=["u8", "u8", "u8", "u1", "u1", "u1", "u1", ("u8", 5), ("u8", 4), ("u2", 5), ("u1", 5)],
-    offsets=[0, 8, 16, 24, 25, 26, 27, 32, 72, 104, 114], itemsize=128))
+    names=["magic", "base", "bytes", "swizzle", "rank", "nan", "kind", "dims", "strides", "box", "steps"],
+    formats=["u8", "u8", "u1", "u1", "u1", "u1", "u1", ("u8", 5), ("u8", 4), ("u2", 5), ("u1", 5)],
+    offsets=[0, 8, 24, 25, 26, 27, 28, 32, 72, 104, 114], itemsize=128))
 
 
 @dataclass(frozen=True)
 class Map:
     """A decoded map: generic address of the tensor, bytes of an element, dimensions (innermost first), strides in bytes, box, steps.
 
-    swizzle: 0, 32, 64, 128 bytes.  nan: elements outside are NaN, else zero.
+    swizzle: 0, 32, 64, 128 bytes.  nan: elements outside are NaN, else zero.  kind: number of the element type in MAP_KINDS.
     """
 
     base: int
@@ -35,6 +36,7 @@ class Map:
     steps: tuple[int, ...]
     swizzle: int
     nan: bool
+    kind: int
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -59,6 +61,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     record["bytes"], record["swizzle"], record["nan"] = tensor_map.itemsize, tensor_map.swizzle, tensor_map.fill == "nan"
     record["dims"][:rank], record["box"][:rank], record["steps"][:rank] = tensor_map.dims, tensor_map.box, tensor_map.element_strides
     record["strides"][:rank - 1] = tensor_map.strides
+    record["kind"] = MAP_KINDS.index(tensor_map.dtype)
     return record.tobytes()
 
 
@@ -70,7 +73,7 @@ def decode(data: np.ndarray) -> Map | None:
     rank, size = int(record["rank"]), int(record["bytes"])
     numbers = {name: tuple(int(n) for n in record[name][:rank]) for name in ("dims", "box", "steps")}
     return Map(int(record["base"]), size, strides=(size, *(int(n) for n in record["strides"][:rank - 1])),
-               swizzle=int(record["swizzle"]), nan=bool(record["nan"]), **numbers)
+               swizzle=int(record["swizzle"]), nan=bool(record["nan"]), kind=int(record["kind"]), **numbers)
 
 
 def swizzled(address: np.ndarray, width: int) -> np.ndarray:
@@ -148,7 +151,7 @@ class Tile:
         return start + swizzled(self.first - start + np.arange(0, self.nbytes, CHUNK), self.swizzle)
 
     def rows(self) -> tuple[np.ndarray, int]:
-        return self.index(), CHUNK
+        return (self.index(), CHUNK) if self.swizzle else (np.array([self.first]), self.nbytes)
 
     def read(self) -> np.ndarray:
         if not self.swizzle:
