@@ -84,8 +84,10 @@ def value_of(bits: int, name: str):
 
 def exponent_of(size: Fraction) -> int:
     """floor(log2(size))."""
-    exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    return exponent - (size < Fraction(2) ** exponent)
+    top, bottom = size.numerator, size.denominator
+    exponent = top.bit_length() - bottom.bit_length()
+    below = top < bottom << exponent if exponent >= 0 else top << -exponent < bottom
+    return exponent - below
 
 
 def encode(x: tuple, name: str, mode: str = "rn", *, finite: bool = False, nan: int | None = None) -> int:
@@ -96,32 +98,29 @@ def encode(x: tuple, name: str, mode: str = "rn", *, finite: bool = False, nan: 
     sign = form.sign if x[1] else 0
     if x[0] == "inf":
         return sign | (form.largest if finite else form.infinity if form.infinite else form.nan)
-    size = x[2]
-    if not size:
+    top, bottom = x[2].numerator, x[2].denominator
+    if not top:
         return sign
-    quantum = max(exponent_of(size), form.lowest) - form.mantissa
-    scaled = size / Fraction(2) ** quantum
-    whole, rest = scaled.numerator // scaled.denominator, scaled - scaled.numerator // scaled.denominator
-    half = Fraction(1, 2)
-    whole += dict(rn=rest > half or rest == half and whole & 1, rna=rest >= half, rz=False, rm=rest > 0 and x[1],
-                  rp=rest > 0 and not x[1])[mode]
-    rounded = Fraction(whole) * Fraction(2) ** quantum
-    largest = decode(form.largest, name)[2]
-    if rounded > largest:
+    quantum = max(exponent_of(x[2]), form.lowest) - form.mantissa
+    top, bottom = (top << -quantum, bottom) if quantum < 0 else (top, bottom << quantum)
+    whole, rest = divmod(top, bottom)
+    if rest:
+        twice = 2 * rest
+        whole += dict(rn=twice > bottom or twice == bottom and whole & 1, rna=twice >= bottom, rz=False, rm=x[1], rp=not x[1])[mode]
+    if whole >> form.mantissa + 1:
+        whole, quantum = whole >> 1, quantum + 1
+    if not whole >> form.mantissa:  # subnormal
+        return sign | whole << form.shift
+    result = (quantum + form.mantissa + form.bias << form.mantissa | whole - (1 << form.mantissa)) << form.shift
+    if result > form.largest:
         stays = finite or mode == "rz" or mode == "rm" and not x[1] or mode == "rp" and x[1]
         return sign | (form.largest if stays else form.infinity if form.infinite else form.nan)
-    if not whole:
-        return sign
-    top = exponent_of(rounded)
-    if top < form.lowest:
-        return sign | whole << form.shift
-    stored = int(rounded / Fraction(2) ** (top - form.mantissa)) - (1 << form.mantissa)
-    return sign | (top + form.bias << form.mantissa | stored) << form.shift
+    return sign | result
 
 
 def flushed(x: tuple, name: str) -> tuple:
     """Subnormal numbers as zeros of their sign (.ftz)."""
-    if x[0] == "num" and x[2] < Fraction(2) ** FORMATS[name].lowest:
+    if x[0] == "num" and x[2] and exponent_of(x[2]) < FORMATS[name].lowest:
         return "num", x[1], Fraction(0)
     return x
 
@@ -208,9 +207,8 @@ def finish(exact: tuple, name: str, mode: str = "rn", *, ftz: bool = False, sat:
     form = FORMATS[name]
     if ftz:
         rounded = decode(result, name)
-        if rounded[0] == "num" and exact[0] == "num" and exact[2] < Fraction(2) ** form.lowest == rounded[2]:
-            if sat:
-                return {0, 0 if result & form.sign else result}
+        if flushed(exact, name) != exact and flushed(rounded, name) == rounded:
+            result = 0 if result & form.sign and (sat or relu) else result
             return {result, result & form.sign}  # tiny before rounding, not after: PTX does not say which of them counts
         result = encode(flushed(rounded, name), name)
     if sat:
@@ -227,7 +225,7 @@ def packed(oracle):
     def both(*values):
         low, high = oracle(*(v & 0xFFFF for v in values)), oracle(*(v >> 16 for v in values))
         lows, highs = (one if isinstance(one, set) else {one} for one in (low, high))
-        return {h << 16 | w for w in lows for h in highs} if len(lows) * len(highs) > 1 else high << 16 | low
+        return {h << 16 | w for w in lows for h in highs}
     return both
 
 

@@ -107,6 +107,23 @@ def kernel(body: str, buffers: int, registers: str = "", target: str = "sm_80", 
             f"    cvt.u64.u32 %w, %i;\n{body}\n    ret;\n}}\n")
 
 
+def result_names(count: int) -> list[str]:
+    return ["%d", "%e", "%f"][:count] if count < 4 else [f"%d{n}" for n in range(count)]
+
+
+def several(name: str, operands: str, values: list, parts: list, **options) -> Program:
+    """One program of several instructions over the same operands, each (text with {0}, {1} for its results, their types, oracle)."""
+    outcomes = " ".join(results for _, results, _ in parts)
+    names, text = iter(result_names(len(outcomes.split()))), ""
+    for instruction, results, _ in parts:
+        text += instruction.format(*(next(names) for _ in results.split())) + ";"
+
+    def oracle(*row):
+        given = [one(*row) for _, _, one in parts]
+        return tuple(x for one in given for x in (one if isinstance(one, tuple) else (one,)))
+    return case(text, operands, outcomes, values, oracle, name=name, **options)
+
+
 def _register(kind: str) -> str:
     return kind if kind in ("pred", "f32", "f64") else f"b{max(16, 8 * WIDTH[kind])}"
 
@@ -136,11 +153,11 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
          registers: str = "", target: str = "", guard: bool = True, name: str = "") -> Program:
     """The program of one instruction, or of a few.
 
-    instruction: has %d (%e, %f) for results and %0, %1, … for operands.  operands, results: their types.  values: rows of operands' bits.
+    instruction: has %d (%e, %f; of more than three %d0, %d1, …) for results and %0, %1, … for operands.  operands, results: their types.  values: rows of operands' bits.
     oracle: of one row, gives the result, or a tuple of results.
     """
     kinds, outcomes = operands.split(), results.split()
-    count, names = len(values), ("%d", "%e", "%f")[:len(outcomes)]
+    count, names = len(values), result_names(len(outcomes))
     threads = min(128, -(-count // 32) * 32)
     blocks = -(-count // threads)
     total = blocks * threads
@@ -157,11 +174,11 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
             text += [_set_old(kind, d) for kind, d in zip(outcomes, names)]
         statements = [s.strip() for s in instruction.split(";") if s.strip()]
         text += [f"    {'@%guard ' if guarded else ''}{s};" for s in statements]
-        for kind, d, buffer in zip(outcomes, names, range(len(kinds), 9)):
+        for buffer, (kind, d) in enumerate(zip(outcomes, names), len(kinds)):
             text.append(f"    mad.lo.u64 %at, %w, {WIDTH[kind]}, %a{buffer};")
             text += _store(kind, d, f"%at+{number * total * WIDTH[kind]}")
-    declared = "".join(f".reg .{_register(kind)} {name}; " for kind, name in zip([*kinds, *outcomes], [*(f"%{n}" for n in range(9))][:len(kinds)]
-                                                                                 + list(names)))
+    held = [*((kind, f"%{n}") for n, kind in enumerate(kinds)), *zip(outcomes, names)]
+    declared = "".join(f".reg .{_register(kind)} {register}; " for kind, register in held)
     body = "\n".join(["    and.b32 %cta, %i, 1;", "    setp.eq.u32 %guard, %cta, 0;", *text])
     ptx = kernel(body, len(kinds) + len(outcomes), declared + registers, target or f"sm_{sm}")
     outputs = [np.zeros(len(ways) * total, f"u{WIDTH[kind]}") for kind in outcomes]
