@@ -101,7 +101,7 @@ def rcp(code, ins):
     (a,) = sources(code, ins, ins.operands[1:])
     one = code.constant(ins.type.dtype.type(1))
     if ins.type.name == "f64" and ins.has("approx"):
-        finish(code, ins, ins.operands[0], f"upper_bits(1.0 / upper_bits({a}))")
+        code.assign(ins.operands[0], f"upper_bits(1.0 / upper_bits({code.value(ins.operands[1], 'f64')}))", "f64")
     elif mode_of(ins) != "rn":
         finish(code, ins, ins.operands[0], f"div{ins.type.bits}_rounded({one}, {a}, {mode_of(ins)!r})")
     else:
@@ -110,9 +110,10 @@ def rcp(code, ins):
 
 @runtime
 def upper_bits(value):
-    """rcp and rsqrt.approx.ftz.f64 see and give the upper 32 bits only, and flush subnormals."""
-    flushed = np.where(np.abs(value) < 2.0**-1022, value * 0.0, value)
-    return (np.asarray(flushed).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)[()]
+    """rcp and rsqrt.approx.ftz.f64 see and give the upper 32 bits only, flush subnormals, and know one NaN."""
+    flushed = np.where(np.abs(value) < 2.0**-1022, np.copysign(0.0, value), value)
+    bits = np.where(np.isnan(flushed), np.uint64(0x7FFFFFFF00000000), flushed.view(np.uint64) & np.uint64(0xFFFFFFFF00000000))
+    return bits.view(np.float64)[()]
 
 
 @instruction("sqrt", types="f32 f64", modifiers=f"{MODES} ftz approx")
@@ -126,12 +127,11 @@ def sqrt(code, ins):
 
 @instruction("rsqrt", types="f32 f64", modifiers="ftz approx")
 def rsqrt(code, ins):
-    (a,) = sources(code, ins, ins.operands[1:])
     if ins.type.name == "f64":
-        expression = f"1.0 / np.sqrt({a})"
-        finish_64 = f"upper_bits(1.0 / np.sqrt(upper_bits({a})))" if ins.has("ftz") else expression
-        code.assign(ins.operands[0], finish_64, "f64")
+        a = code.value(ins.operands[1], "f64")
+        code.assign(ins.operands[0], f"upper_bits(1.0 / np.sqrt(upper_bits({a})))" if ins.has("ftz") else f"1.0 / np.sqrt({a})", "f64")
     else:
+        (a,) = sources(code, ins, ins.operands[1:])
         finish(code, ins, ins.operands[0], f"in_double({a}, reciprocal_root)")
 
 
