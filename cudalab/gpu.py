@@ -227,21 +227,25 @@ class Gpu:
         raise BadLaunch(f"{label}: the driver refuses it: {name}")
 
 
-def backend(name: str | None = None) -> Gpu | None:
-    """The backend called `name`; without a name the GPU, or None where there is none.
+def backend(name: str | None = None, **emulated):
+    """The backend called `name`, a Gpu or an Emulator; without a name ("auto") the GPU, where there is none the emulator.
 
-    Raises NoDevice if it was asked for by name, UnusableDevice in any case where there is a GPU or a driver that does not work.
+    emulated: what an Emulator is made with.  Raises NoDevice if the GPU was asked for by name, UnusableDevice, unless the emulator was asked
+    for, where there is a GPU or a driver that does not work.
     """
-    if name not in (None, Gpu.name):
-        raise UnknownName(f"no backend is called '{name}'; there is '{Gpu.name}'")
+    from cudalab.emulator import Emulator
+    if name not in (None, "auto", Gpu.name, Emulator.name):
+        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and '{Emulator.name}'")
+    if name == Emulator.name:
+        return Emulator(**emulated)
     try:
         return Gpu()
     except UnusableDevice:
         raise
     except NoDevice:
-        if name is None:
-            return None
-        raise
+        if name == Gpu.name:
+            raise
+        return Emulator(**emulated)
 
 
 def _argument(argument, buffers: Mapping) -> ctypes._SimpleCData:

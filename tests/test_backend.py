@@ -37,7 +37,7 @@ def test_no_device_is_one_line_with_the_cure(monkeypatch, init, words):
         with pytest.raises(UnusableDevice, match=words):
             backends.backend(None)
     else:
-        assert backends.backend(None) is None
+        assert backends.backend(None, target="sm_89").target == "sm_89" and backends.backend().name == "emulator"
     with pytest.raises(NoDevice, match=words) as error:
         backends.backend("gpu")
     assert "\n" not in str(error.value)

@@ -16,7 +16,7 @@ from cudalab.errors import NoDevice, OutOfMemory, UnusableDevice
 from cudalab.parts import PARTS
 from cudalab.spec import KERNELS, Op, Values
 
-VERBS = ("list", "show", "check", "bench", "dump", "diff", "tune", "results", "doctor")
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "results", "doctor")
 SMALL = ("--shape", "64")
 
 
@@ -153,16 +153,7 @@ def test_doctor_always_succeeds(lab, monkeypatch):
     assert "Warning: two NVRTC majors" in result.stderr and "ZeroDivisionError" in result.stdout
 
 
-# Bench without a GPU
-
-def test_bench_without_a_gpu_reports_what_the_compiler_says(lab):
-    result = works(lab("bench", "step5", "--arch", "sm_80"))
-    for words in ("sm_80", "registers", "limited by", "spills", "FFMA"):
-        assert words in result.stdout
-    assert "nothing was run, checked or timed" in result.stderr and "nothing was run" not in result.stdout
-    found = json.loads(works(lab("bench", "step1", "--shape", "64 65x66x67", "--json")).stdout)
-    assert [f["ran"] for f in found] == [False, False] and found[1]["shape"] == dict(M=65, N=66, K=67)
-
+# What needs a GPU: the rest runs on the emulator without one, see test_emulator_cli.py
 
 def test_a_gpu_that_cannot_be_used_is_not_taken_for_none(lab, monkeypatch):
     def too_old(ordinal):
@@ -173,7 +164,7 @@ def test_a_gpu_that_cannot_be_used_is_not_taken_for_none(lab, monkeypatch):
 
 
 def test_what_needs_a_gpu_says_so(lab, tmp_path):
-    for words in (("check", "step1"), ("tune", "step5"), ("bench", "step1", "--backend", "gpu")):
+    for words in (("check", "step1", "--backend", "gpu"), ("tune", "step5"), ("bench", "step1", "--backend", "gpu")):
         fails(lab(*words), "there is no NVIDIA driver here")
     fails(lab("bench", "step1", "--save", tmp_path / "rows.jsonl"), "--save needs a measurement")
     fails(lab("bench", "step1", "--against", "--fail-below", "0.97"), "--against needs a measurement")
@@ -201,7 +192,7 @@ def test_what_needs_a_gpu_says_so(lab, tmp_path):
     (("bench", "step5", "--arch", "sm_12345"), ("'sm_12345' is not a target",)),
     (("bench", "step5", "--arch", "sm_99"), ("does not know the target 'sm_99'",)),
     (("bench", "step5", "--backend", "nope"), ("no backend is called 'nope'",)),
-    (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu file",)),
+    (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu or .ptx file",)),
     (("bench", "gone.cu", "--like", "step5"), ("there is no file gone.cu",)),
     (("bench", "step5", "--shape", " "), ("names no shape",)),
     (("tune", "sgemm"), ("is a whole ladder",)),
@@ -271,7 +262,7 @@ def own(tmp_path):
 
 
 def test_a_template_instance_of_an_own_file(lab, own):
-    text = works(lab("bench", own(), *OWN, "--args", "M N K 1.0 A B 0.0 C")).stdout
+    text = works(lab("show", own(), *OWN, "--args", "M N K 1.0 A B 0.0 C")).stdout
     assert "sgemm/own: Mine" in text and "launch     mm<16, float>(4096, 4096, 4096, 1.0, A, B, 0.0, C)" in text
 
 
@@ -315,7 +306,7 @@ def bench(lab, monkeypatch, row):
             progress(0, 2, "playing")
             for fields in play(step, problem, config):
                 yield row(op=step.op.name, step=step.id, shape=dict(problem), protocol=protocol, config=dict(config), **fields)
-        monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+        monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
         monkeypatch.setattr(measure, "bench_step", bench_step)
         return lab("bench", *words)
     return run
@@ -415,7 +406,7 @@ def tuned(lab, monkeypatch):
         def compiled(plan, target):
             if plan.config.TN == 4:
                 raise BadConfig("static assertion failed")
-        monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+        monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
         monkeypatch.setattr(tune, "_Stand", stand)
         monkeypatch.setattr(build, "build", compiled)
         monkeypatch.setattr(build, "verify", lambda built, plan: None)
@@ -454,7 +445,7 @@ def test_ctrl_c_keeps_the_best_so_far(tuned):
 def test_tune_is_refused_before_the_search_where_nothing_can_be_kept(lab, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CUDALAB_RESULTS", str(tmp_path / "file"))
-    monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+    monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
     fails(lab("tune", "step5"), "cannot write", "choose another")
 
 
