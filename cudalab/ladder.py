@@ -67,39 +67,51 @@ def tables(rows: Sequence[Mapping], pictures: Path | None = None) -> str:
 
 def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]]) -> str:
     titles = {step.id: step.header[0] for step in op.steps}
+    peers = [peer for peer in op.peers if all(peer in by_peer for by_peer in ladder.values())] or op.peers
     lines = []
     for step, by_peer in ladder.items():
         row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
         lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), report.share_text(row),
-                      *_ratios(op, by_peer)))
+                      *_ratios(peers, by_peer)))
     head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step "
             f"(a ratio above 1 is faster than the library):")
-    table = _markdown(lines, ("step", "idea", "time", "TFLOP/s", "share of the roof", *(f"× {peer}" for peer in op.peers)), text=2)
+    table = _markdown(lines, ("step", "idea", "time", "TFLOP/s", "share of the roof", *(f"× {peer}" for peer in peers)), text=2)
     shape = "x".join(map(str, op.shapes["bench"][0].values()))
     return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape} --save rows.jsonl && {_AFTER}`"
 
 
 def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]]) -> str:
-    lines, ratios = [], []
+    lines = []
     for by_peer in best:
         row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
         lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row),
-                      report.share_text(row), report.rate_text(row, "peer_time_s"), *_ratios(op, by_peer)))
-        if row["flops"] >= LARGE_FLOPS and row["peer"] == op.peers[0] and row["ratio"]:
-            ratios.append(row["ratio"])
+                      report.share_text(row), report.rate_text(row, "peer_time_s"), *_ratios(op.peers, by_peer)))
     head = f"`{op.name}` on {device}, the fastest step at each shape ({'×'.join(op.dims)}):"
     table = _markdown(lines, ("shape", "step", "time", "TFLOP/s", "share of the roof", f"{op.peers[0]} TFLOP/s",
                               *(f"× {peer}" for peer in op.peers)), text=2)
-    mean = (f"\n\nGeometric mean of the ratios to {op.peers[0]} over the {len(ratios)} shapes of at least {LARGE_FLOPS / 1e9:.0f} GFLOP: "
-            f"{geometric_mean(ratios):.3f}.") if ratios else ""
-    return f"{head}\n\n{table}{mean}\n\n`python cli.py bench {op.name} --all-shapes --save rows.jsonl && {_AFTER}`"
+    said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in op.peers)))
+    return f"{head}\n\n{table}{said}\n\n`python cli.py bench {op.name} --all-shapes --save rows.jsonl && {_AFTER}`"
 
 
 _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"
 
 
-def _ratios(op: Op, by_peer: Mapping[str, Mapping]) -> list[str]:
-    return [report.ratio_text(by_peer[peer]["ratio"]) if peer in by_peer else "-" for peer in op.peers]
+def _standing(best: Sequence[Mapping[str, Mapping]], peer: str) -> str:
+    """What the ratios to a peer come to, as a sentence or two; empty where there are none."""
+    rows = [by_peer[peer] for by_peer in best if peer in by_peer and by_peer[peer]["ratio"]]
+    if not rows:
+        return ""
+    ratios = [row["ratio"] for row in rows]
+    behind = [report.shape_text(row["shape"]) for row in rows if row["ratio"] < 1]
+    text = (f"Beside {peer}: {min(ratios):.3f} to {max(ratios):.3f} times as fast, "
+            + (f"slower at {', '.join(behind)}." if behind else f"slower at none of the {len(rows)} shapes."))
+    large = [row["ratio"] for row in rows if row["flops"] >= LARGE_FLOPS]
+    return text + (f" The geometric mean over the {len(large)} shapes of at least {LARGE_FLOPS / 1e9:.0f} GFLOP is "
+                   f"{geometric_mean(large):.3f}." if len(large) > 1 else "")
+
+
+def _ratios(peers: Sequence[str], by_peer: Mapping[str, Mapping]) -> list[str]:
+    return [report.ratio_text(by_peer[peer]["ratio"]) if peer in by_peer else "-" for peer in peers]
 
 
 def _markdown(lines: Sequence[Sequence[str]], headers: Sequence[str], text: int) -> str:

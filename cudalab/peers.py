@@ -4,6 +4,7 @@ A peer gets the same arrays as the step, with outputs of its own, and must not a
 """
 
 import functools
+import importlib.machinery
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,10 +51,11 @@ def load_peer(text: str) -> Peer:
     path = Path(file)
     if not path.is_file():
         raise LabError(f"--peer {text}: there is no file '{file}'; write FILE.py:NAME")
-    module = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location(f"cudalab_peer_{path.stem}", path))
+    loader = importlib.machinery.SourceFileLoader(f"cudalab_peer_{path.stem}", str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code: whatever it raises is what they need to see
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the user's own code: whatever it raises is what they need to see
         raise LabError(f"--peer {text}: {file} does not import: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

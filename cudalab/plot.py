@@ -8,7 +8,7 @@ from cudalab import ladder, registry, report
 from cudalab.errors import BadResults, MissingTool
 from cudalab.results import slug
 
-INK, BAR, BEST, LINES = "#333333", "#9fb8cf", "#2f6ca3", ("#b5532a", "#7a5aa6", "#4f7d4f")
+INK, BAR, BEST, LINES = "#333333", "#9fb8cf", "#2f6ca3", (("#b5532a", "-"), ("#222222", (0, (2, 3))), ("#4f7d4f", (0, (6, 3))))
 
 
 def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
@@ -46,17 +46,18 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
 def _bars(axes, op, device: str, steps: Mapping[str, Mapping[str, Mapping]]) -> None:
     rows = [by_peer.get(op.peers[0]) or next(iter(by_peer.values())) for by_peer in steps.values()]
     rates = [row["flops"] / row["time_s"] / 1e12 for row in rows]
-    bars = axes.barh(list(steps), rates, color=[BEST if rate == max(rates) else BAR for rate in rates], height=0.7)
-    axes.bar_label(bars, [report.rate_text(row) for row in rows], padding=3)
+    axes.barh(list(steps), rates, color=[BEST if rate == max(rates) else BAR for rate in rates], height=0.7)
+    for place, row in enumerate(rows):  # figures in a column of their own, where no line crosses them
+        axes.text(1.06, place, report.rate_text(row), transform=axes.get_yaxis_transform(), va="center", ha="right")
     axes.invert_yaxis()
-    for peer, colour in zip(op.peers, itertools.cycle(LINES)):
+    for peer, (colour, dashes) in zip(op.peers, itertools.cycle(LINES)):
         times = [by_peer[peer]["peer_time_s"] for by_peer in steps.values() if peer in by_peer and by_peer[peer]["peer_time_s"]]
         if times:
             rate = rows[0]["flops"] / sorted(times)[len(times) // 2] / 1e12  # the median of the peer's own measurements
-            axes.axvline(rate, color=colour, linewidth=1.2, label=f"{peer} {rate:.1f}")
+            axes.axvline(rate, color=colour, linewidth=1.5, linestyle=dashes, label=f"{peer} {rate:.1f}")
     axes.set_title(f"{op.name} {report.shape_text(dict(op.shapes['bench'][0]))} on {device}", loc="left")
     axes.set_xlabel("TFLOP/s")
-    axes.margins(x=0.1)
+    axes.margins(x=0.05, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(op.peers), frameon=False)

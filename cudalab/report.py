@@ -73,6 +73,24 @@ def measured(rows: Iterable[Mapping]) -> str:
     return table(lines, ("step", "shape", "TFLOP/s", "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
 
 
+def checked(verdicts: Sequence[Mapping]) -> str:
+    """What `check` found: one line a step with its largest error and that error's bound, and every check that failed behind them.
+
+    verdicts: mappings with op, step, shape, inputs, passed, error (None: not a number), bound, reason.
+    """
+    lines, failures = [], []
+    for name in dict.fromkeys((v["op"], v["step"]) for v in verdicts):
+        mine = [v for v in verdicts if (v["op"], v["step"]) == name]
+        wrong = [v for v in mine if not v["passed"]]
+        rounded = [v for v in mine if v["error"] is not None and v["bound"] > 0]
+        worst = max(rounded, key=lambda v: v["error"] / v["bound"], default=None)
+        lines.append(("/".join(name), len({tuple(v["shape"].items()) for v in mine}), f"{len(wrong)} of {len(mine)} WRONG" if wrong else "right",
+                      *((f"{worst['error']:.2e}", f"{worst['bound']:.2e}", shape_text(worst["shape"])) if worst else ("-", "-", ""))))
+        failures += [("/".join(name), shape_text(v["shape"]), v["inputs"], v["reason"]) for v in wrong]
+    text = table(lines, ("step", "shapes", "result", "worst error", "bound", "at"), left=(0, 2, 5))
+    return text + ("\n\n" + table(failures, ("wrong", "shape", "inputs", "why"), left=range(4), wrap=3) if failures else "")
+
+
 def compiled(plan: Plan, target: str) -> dict:
     """The static report: launches with their geometry, resources, occupancy and instruction mix.  Compiles, or takes from the cache.
 
@@ -130,8 +148,8 @@ def static(report: Mapping, prose: bool = False) -> str:
               fold(f"tunables   {'  '.join(f'{name}={value}' for name, value in report['config'].items()) or 'none'}", " " * 11)]
     searched = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in report["tunables"].items() if values)
     lines += [fold(f"tune tries {searched}", " " * 11)] if prose and searched else []
-    lines += [f"scratch    {b['name']} {shape_text(dict(enumerate(b['shape'])))} {b['dtype']}, {b['bytes']} bytes"
-              for b in report["buffers"] if b["role"] == "scratch"]
+    lines += [f"{b['role']:<10} {b['name']} {shape_text(dict(enumerate(b['shape'])))} {b['dtype']}, {b['bytes']} bytes"
+              for b in report["buffers"] if b["role"] in ("scratch", "state")]
     for action in report["actions"]:
         lines += [""] + (_launch(action) if action["kind"] == "launch" else [f"{action['kind']}       {action['of']}"])
     return "\n".join([*lines, "", f"folder     {report['folder']}"])

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudalab.errors import LabError, MissingTool
@@ -16,6 +16,7 @@ FLAGS = ("-gi", "-c")  # source lines through inlined functions; code only
 SECTION = re.compile(r"\s*\.section\s+\.text\.([^\s,]+)")
 LOCATION = re.compile(r'\s*//## File "([^"]+)", line (\d+)')
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+LABEL = re.compile(r"\s*(\.L_\w+):")
 MEMORY = ("LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "LDGSTS", "LDC", "LDCU", "ULDC", "LDSM", "STSM", "RED", "ATOM",
           "ATOMG", "ATOMS")
 WIDTHS = ("128", "64", "U16", "S16", "U8", "S8", "16", "8")
@@ -26,6 +27,7 @@ class Instruction:
     """One machine instruction.  address: bytes behind the function's start.  predicate: such as P0, !P1, or None.
 
     line: line of the .cu it was compiled from (for code of a header: the line that calls it), None if unknown.
+    target: address that a branch goes to, None for what is no branch to a label.
     """
 
     address: int
@@ -33,6 +35,7 @@ class Instruction:
     operands: str
     predicate: str | None
     line: int | None
+    target: int | None = None
 
 
 def find_nvdisasm() -> Path:
@@ -62,6 +65,8 @@ def functions(sass: str) -> dict[str, list[Instruction]]:
     lines: list[tuple[str, int]] = []  # where the next instructions come from, innermost call first
     fresh = True  # the next location starts a new list
     current = None
+    labels: dict[str, int] = {}  # their names are unique in a listing
+    waiting: list[str] = []  # labels of the next instruction
     for text in sass.splitlines():
         if section := SECTION.match(text):
             current, lines = found.setdefault(section[1], []), []
@@ -69,12 +74,34 @@ def functions(sass: str) -> dict[str, list[Instruction]]:
             lines = [] if fresh else lines
             lines.append((location[1], int(location[2])))
             fresh = False
+        elif label := LABEL.match(text):
+            waiting.append(label[1])
         elif current is not None and (instruction := INSTRUCTION.match(text)):
             fresh = True
             address, predicate, opcode, operands = instruction.groups()
             line = next((number for file, number in lines if file.endswith(".cu")), None)
             current.append(Instruction(int(address, 16), opcode, operands, predicate, line))
-    return found
+            labels |= dict.fromkeys(waiting, int(address, 16))
+            waiting.clear()
+    return {symbol: [replace(i, target=_target(i, labels)) for i in body] for symbol, body in found.items()}
+
+
+def _target(instruction: Instruction, labels: dict[str, int]) -> int | None:
+    name = re.search(r"`\((\.L_\w+)\)", instruction.operands) if instruction.opcode.startswith("BRA") else None
+    return labels.get(name[1]) if name else None
+
+
+def main_loop(instructions: list[Instruction], opcode: str = "FFMA") -> list[Instruction]:
+    """The innermost code that repeats with the most instructions of this opcode; empty where no loop has one."""
+    places = {i.address: index for index, i in enumerate(instructions)}
+    best: list[Instruction] = []
+    for index, i in enumerate(instructions):
+        if i.target is not None and i.target <= i.address and i.target in places:
+            body = instructions[places[i.target]:index + 1]
+            count, most = (sum(x.opcode == opcode for x in b) for b in (body, best))
+            if count > most or (count == most > 0 and len(body) < len(best)):
+                best = body
+    return best
 
 
 def mix(instructions: list[Instruction]) -> dict[str, int]:

@@ -283,15 +283,15 @@ class Op:
         return make(self.inputs, "in") | make(self.outputs, "out")
 
     def step(self, number: int, *, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
-             spills: bool = False, **tunables: int | Callable[[Values], int]):
+             zero: tuple[str, ...] = (), spills: bool = False, **tunables: int | Callable[[Values], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
-        min_sm: the lowest compute capability that runs it.  spills: the step is there to teach register spills.
+        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it.  spills: the step is there to teach register spills.
         """
         def register(plan):
             step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,
-                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills)
+                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills, zero)
             self.steps.append(step)
             return step
         return register
@@ -310,6 +310,7 @@ class Step:
     tune: Mapping[str, tuple[int, ...]]
     min_sm: int = 80
     spills: bool = False
+    zero: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -339,7 +340,7 @@ class Step:
                 raise BadConfig(f"{self.path} has no tunable {name}; it has {' '.join(self.tunables) or 'none'}")
         chosen = {name: int(v(problem)) if callable(v) else int(v) for name, v in self.tunables.items()}
         for name, value in overrides.items():
-            if value < 1 and value not in (chosen[name], *self.tune.get(name, ())):
+            if value < (name not in self.zero) and value not in (chosen[name], *self.tune.get(name, ())):
                 raise BadConfig(f"{self.path}: {name}={value} is not legal: {self._legal(name, chosen[name])}")
         return Values(chosen | dict(overrides))
 

@@ -20,7 +20,8 @@ FINALISTS = 5
 def space(step: Step, problem: Values, settings: Mapping[str, int], sample: int | None = None, seed: int = 0) -> tuple[list[Plan], int]:
     """The plans of every combination of the values in `step.tune`, the default first, and how many combinations were refused.
 
-    settings: NAME -> the one value it shall have.  sample: draw so many combinations, by `seed`, instead of all.  Raises BadConfig if there is nothing to search, or the reason if all are refused.
+    settings: NAME -> the one value it shall have.  sample: draw so many combinations, by `seed`, instead of all.
+    Raises BadConfig if there is nothing to search, or the reason if all are refused.
     """
     default = step.config(problem, settings)
     free = {name: values for name, values in step.tune.items() if name not in settings}
@@ -39,6 +40,11 @@ def space(step: Step, problem: Values, settings: Mapping[str, int], sample: int 
     if not legal:
         raise reasons[0]
     return legal, len(reasons)
+
+
+def size(step: Step, settings: Mapping[str, int]) -> int:
+    """How many combinations of the values in `step.tune` there are beside the settings, legal or not."""
+    return math.prod(len(values) for name, values in step.tune.items() if name not in settings)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,9 @@ class Search:
             self.best = min(again, key=lambda c: c.time_s)
             reference = next((c.plan for c in self.timed if c.config == default), None)
             self.default_s = reference and stand.time(reference, FINAL)
+
+    def has_timed(self, config: Values) -> bool:
+        return any(candidate.config == config for candidate in self.timed)
 
     def summary(self) -> dict:
         """What was found, for printing: config {} and times None where nothing was."""

@@ -12,6 +12,7 @@ import pytest
 
 import cli
 from cudalab import build, devices, gpu, measure, peers, registry, results, tune
+from cudalab.commands.run import DRAWN, LARGE
 from cudalab.errors import NoDevice, OutOfMemory, UnusableDevice
 from cudalab.parts import PARTS
 from cudalab.spec import KERNELS, Op, Values
@@ -105,6 +106,20 @@ def test_tables_and_prose_fit_a_narrow_terminal(lab, monkeypatch, results_folder
     monkeypatch.setenv("COLUMNS", "80")
     lines = works(lab(*words)).stdout.partition("What gets")[0].splitlines()
     assert [line for line in lines if len(line) > 80 and not line.startswith(("folder", "sgemm/"))] == []
+
+
+def test_show_names_the_buffers_a_step_adds_and_every_launch(lab):
+    text = works(lab("show", "step12", "--shape", "4095x4097x4093")).stdout
+    assert re.search(r"^scratch    partial 132x128x256 f32, 17301504 bytes$", text, re.MULTILINE)
+    assert re.search(r"^state      flags 132 i32, 528 bytes$", text, re.MULTILINE)
+    assert text.count("launch     sgemm") == 2
+
+
+def test_zero_is_a_value_where_it_has_a_meaning(lab):
+    for words in ("WORKERS=0", "FRINGE=0", "WORKERS=24"):
+        works(lab("show", "step12", "--set", words))
+    fails(lab("show", "step12", "--set", "WORKERS=-1"), "WORKERS=-1 is not legal")
+    fails(lab("show", "step12", "--set", "RAGGED=0", "--shape", "1000"), "RAGGED=0", "leave RAGGED=1")
 
 
 def test_show_takes_one_step(lab):
@@ -379,6 +394,35 @@ def test_the_device_says_what_is_compiled(bench):
     fails(bench(lambda *_: [{}], "step5", "--arch", "sm_80"), "NVIDIA H200 runs sm_90a")
 
 
+# Check
+
+def test_check_prints_a_line_a_step_and_every_failure(lab, monkeypatch):
+    import numpy as np
+
+    class NumPyBackend:
+        """Right for every step but the second, which leaves an element out."""
+
+        def run(self, plan, inputs):
+            C = inputs["A"] @ inputs["B"]
+            if plan.step.number == 2:
+                C[-1, -1] = np.nan
+            return {"C": C}
+    monkeypatch.setattr(gpu, "backend", lambda name=None: NumPyBackend())
+    shapes = ("--shape", "33x20x65 7", "--shape", "7")
+    result = lab("check", "sgemm", *shapes)
+    lines = result.stdout.splitlines()
+    steps = len(registry.ops()["sgemm"].steps)
+    assert result.exit_code == 1 and f"6 of {6 * steps} checks failed" in result.stderr
+    table, failures = lines[:lines.index("")], lines[lines.index("") + 3:]
+    assert len(table) == 2 + steps and len(failures) == 6
+    assert re.match(r"sgemm/01_naive +2  right +\d\.\d\de-0\d +\d\.\d\de-0\d +(33x20x65|7³)$", table[2])
+    assert re.match(r"sgemm/02_coalesced +2  6 of 6 WRONG +- +-$", table[3])
+    assert all("02_coalesced" in line and "NaN" in line for line in failures)
+    found = json.loads(lab("check", "sgemm", *shapes, "--json").stdout)
+    assert len(found) == 6 * steps and sum(not f["passed"] for f in found) == 6
+    works(lab("check", "step1", *shapes))
+
+
 # Tune
 
 class Stand:
@@ -453,6 +497,38 @@ def test_tune_with_nothing_left_to_search_is_an_error(lab):
     step = registry.resolve_step("step5")
     held = " ".join(f"{name}={values[0]}" for name, values in step.tune.items())
     fails(lab("tune", "step5", "--set", held), "nothing left to tune", *step.tune)
+
+
+def test_tune_keeps_nothing_slower_than_what_was_kept(tuned, monkeypatch):
+    step = registry.resolve_step("step5")
+    problem = Values(step.op.shapes["bench"][0])
+    last = dict(step.config(problem)) | dict(BK=4)  # not among the values that are searched
+    results.save_tuned(step, Played.device.name, problem, last, 1e-3)
+    assert tuned(Stand(lambda c: 1e-3 if c.BK == 4 else 2e-3))[1] == last
+    timed = []
+
+    def time_of(config):
+        if config.BK == 4 or len(timed) == 3:
+            raise KeyboardInterrupt  # before the last one was timed
+        timed.append(config)
+        return 2e-3
+    result, kept = tuned(Stand(time_of))
+    assert result.exit_code == 130 and kept == last and "kept in" not in result.stderr
+
+
+@pytest.mark.parametrize("words, drawn", [((), DRAWN), (("--sample", "0"), None), (("--sample", "7"), 7), (("--set", "LEAD=0"), None)])
+def test_tune_draws_from_a_large_space_and_says_so(lab, monkeypatch, words, drawn):
+    total, tried = tune.size(registry.resolve_step("step12"), {"LEAD": 0} if "LEAD=0" in words else {}), []
+    assert "--set" in words or total > LARGE
+
+    def run(search, place, plans, *, seed, progress):
+        tried.append(len(plans))
+    monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+    monkeypatch.setattr(tune.Search, "run", run)
+    result = works(lab("tune", "step12", *words))
+    assert tried[0] - (drawn or total) in (0, 1)  # the default is always tried
+    assert (f"{total} combinations, {DRAWN} of them are drawn" in result.stderr) == (not words)
+    assert "0: all" in lab("tune", "--help").stdout
 
 
 def test_tune_holds_what_was_set(tuned):

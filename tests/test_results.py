@@ -132,11 +132,20 @@ def test_the_readme_gets_the_tables_and_keeps_the_rest(tmp_path, row):
         assert f"| `{step.id}` | {step.header[0]} |" in text
     assert text.count("| `" + SGEMM.steps[-1].id) == 1 + len(SGEMM.shapes["bench"]), "the last step is the fastest everywhere here"
     ratio = 0.25 * len(SGEMM.steps)
-    assert f"{ratio:.3f} | {ratio:.3f} |" in text and f"GFLOP: {ratio:.3f}." in text
+    assert f"{ratio:.3f} | {ratio:.3f} |" in text and text.count(f"GFLOP is {ratio:.3f}.") == len(SGEMM.peers)
+    assert f"Beside cublas: {ratio:.3f} to {ratio:.3f} times as fast, slower at none of the {len(SGEMM.shapes['bench'])} shapes." in text
     assert f"`python cli.py bench sgemm --all-shapes --save rows.jsonl && {ladder._AFTER}`" in text
     ladder.write_readme(readme, ladder_rows(row))
     assert readme.read_text() == text, "written twice, it stays the same"
     assert list(tmp_path.glob(".*")) == []
+
+
+def test_the_readme_says_where_the_library_is_faster_and_leaves_out_a_peer_of_one_step(row):
+    slow, fast = dict(M=1024, N=1024, K=1024), dict(M=4096, N=4096, K=4096)
+    text = ladder.tables([row(shape=fast, time_s=2e-3), row(shape=fast, time_s=2e-3, peer="cublaslt"), row(shape=slow), row(step="01_naive")])
+    assert "Beside cublas: 0.750 to 1.500 times as fast, slower at 1024³." in text
+    assert "geometric mean" not in text and "Beside cublaslt: 1.500" in text
+    assert "| share of the roof | × cublas |\n" in text, "the ladder shows the peers that every step was measured against"
 
 
 @pytest.mark.parametrize("text", ["no markers", f"{ladder.END}\n{ladder.BEGIN}", f"{ladder.BEGIN}\n{ladder.BEGIN}\n{ladder.END}"])

@@ -1,12 +1,13 @@
 """Every step of every ladder, as data and as text: launches, tunables, and what its `.cu` promises a reader.  No GPU, no compiler."""
 
+import collections
 import itertools
 import math
 import re
 
 import pytest
 
-from cudalab import registry
+from cudalab import registry, tune
 from cudalab.errors import BadConfig, LabError
 from cudalab.expressions import cdiv
 from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
@@ -60,13 +61,76 @@ def test_outputs_are_written(step, problem):
 
 @pytest.mark.parametrize("step, problem", [case for case in CASES if case.values[0] in SGEMM])
 def test_sgemm_blocks_cover_the_output(step, problem):
-    """A step that names no other way of sharing out the work launches exactly one block a tile, one thread for its TM x TN outputs."""
+    """One block a tile unless the step has WORKERS (see below); one thread for its TM x TN outputs, in each of SLICES groups."""
     config = step.config(problem)
     launch = step.plan(problem).launches[0]
-    if {"SPLITS", "WORKERS"} & set(config):
-        pytest.skip("its blocks do not each own a whole tile")
-    assert math.prod(launch.grid) == cdiv(problem.M, config.BM) * cdiv(problem.N, config.BN)
-    assert math.prod(launch.block) * config.get("TM", 1) * config.get("TN", 1) == config.BM * config.BN
+    if "WORKERS" not in config:
+        assert math.prod(launch.grid) == cdiv(problem.M, config.BM) * cdiv(problem.N, config.BN)
+    assert math.prod(launch.block) * config.get("TM", 1) * config.get("TN", 1) == config.BM * config.BN * config.get("SLICES", 1)
+
+
+STREAM_K = [step for step in SGEMM if "WORKERS" in step.tunables]
+
+
+@pytest.mark.parametrize("step, problem", [case for case in CASES if case.values[0] in STREAM_K])
+@pytest.mark.parametrize("workers", [None, 0, 1, 7, 24, 132, 1000])
+def test_sgemm_workers_cover_every_slice_once(step, problem, workers):
+    """The workers' pieces, cut as the kernel cuts them, hold every slice of every tile once; what one leaves another one takes."""
+    config = step.config(problem, {} if workers is None else {"WORKERS": workers})
+    plan = step.plan(problem, config)
+    main, *fringe = plan.launches
+    columns = main.args[-1].value
+    tiles, slices = cdiv(problem.M, config.BM) * cdiv(columns, config.BN), cdiv(problem.K, config.BK * config.SLICES)
+    grid = math.prod(main.grid)
+    assert grid == (min(config.WORKERS, tiles * slices) or tiles)
+
+    def piece(worker):
+        return tiles * slices * worker // grid
+    assert (piece(0), piece(grid)) == (0, tiles * slices)
+    done, left, taken = collections.defaultdict(list), [], []
+    for worker in range(grid):
+        begin, end = piece(worker), piece(worker + 1)
+        assert begin < end, "a worker without work would never raise the flag that another waits for"
+        while begin < end:
+            tile, first = divmod(begin, slices)
+            last = min(slices, first + end - begin)
+            done[tile].append((first, last))
+            begin += last - first
+            if first > 0:
+                left.append((worker, tile))
+            else:
+                other = worker + 1
+                while piece(other) < (tile + 1) * slices:
+                    taken.append((other, tile))
+                    other += 1
+    assert sorted(done) == list(range(tiles))
+    for parts in done.values():
+        starts, ends = zip(*sorted(parts))
+        assert (0, *ends) == (*starts, slices), "a slice twice, or never"
+    assert sorted(left) == sorted(taken) and len({worker for worker, _ in left}) == len(left), "one flag a worker, raised and taken once"
+    assert plan.tensors["partial"].shape == (grid, config.BM, config.BN)
+    assert (plan.tensors["flags"].shape, plan.tensors["flags"].role) == ((grid,), "state")
+
+    assert len(fringe) == (columns < problem.N) and columns <= problem.N
+    for launch in fringe:  # a warp a row of C
+        assert launch.entry == "sgemm_fringe" and launch.args[-1].value == columns
+        assert columns % config.BN == 0 and 0 < problem.N - columns <= config.FRINGE
+        assert (math.prod(launch.grid) - 1) * math.prod(launch.block) < 32 * problem.M <= math.prod(launch.grid) * math.prod(launch.block)
+
+
+@pytest.mark.parametrize("step", STREAM_K, ids=lambda step: step.path)
+def test_sgemm_check_shapes_share_a_tile_and_leave_a_fringe(step):
+    """`check` reaches all of the kernel: one shape at least where workers share tiles while a fringe is left."""
+    plans = [step.plan(problem) for problem in step.op.shapes["check"]]
+    assert any(len(plan.launches) == 2 and plan.launches[0].grid[0] % cdiv(plan.problem.M, plan.config.BM) for plan in plans)
+
+
+@pytest.mark.parametrize("step", STREAM_K, ids=lambda step: step.path)
+def test_sgemm_kernel_cuts_pieces_as_the_test_above(step):
+    code = " ".join(re.sub(r"//.*", "", step.source.read_text()).split())
+    assert "static_cast<long long>(tiles_m) * tiles_n * slices * block / static_cast<int>(gridDim.x)" in code
+    assert "piece(block) < static_cast<long long>(this_tile + 1) * slices" in code
+    assert "while (begin < end)" in code and "if (this_first > 0)" in code and "begin += last - first" in code
 
 
 @pytest.mark.parametrize("step", SGEMM, ids=lambda step: step.path)
@@ -82,19 +146,39 @@ def test_sgemm_takes_the_longest_shapes(step, long):
 
 @every_step
 def test_tunables_reach_the_source(step):
+    """Every tunable stands in the source, or decides what is launched."""
     code = re.sub(r"//.*", "", step.source.read_text())
     for name in step.tunables:
-        assert re.search(rf"\b{name}\b", code), f"{step.source.name} never uses {name}"
+        if not re.search(rf"\b{name}\b", code):
+            launched = {(problem, step.plan(problem, step.config(problem, {name: value})).actions)
+                        for problem in step.op.shapes["bench"] for value in (0, 1, 7) if value or name in step.zero}
+            assert len(launched) > len(step.op.shapes["bench"]), f"neither {step.source.name} nor its launch depends on {name}"
 
 
 @every_step
-def test_tune_space_is_small_and_holds_the_default(step):
+def test_zero_is_taken_where_it_has_a_meaning(step):
+    for problem in step.op.shapes["bench"]:
+        default = step.config(problem)
+        for name in step.tunables:
+            if name in step.zero:
+                assert step.config(problem, {name: 0})[name] == 0
+            elif default[name] and 0 not in step.tune.get(name, ()):
+                with pytest.raises(BadConfig, match=f"{name}=0 is not legal"):
+                    step.config(problem, {name: 0})
+    assert set(step.zero) <= set(step.tunables)
+
+
+@every_step
+def test_tune_space_holds_the_default(step):
     for problem in step.op.shapes["bench"]:
         default = step.config(problem)
         for name, values in step.tune.items():
             assert name in step.tunables and len(set(values)) == len(values)
             assert default[name] in values
-    assert math.prod(map(len, step.tune.values())) <= 512, "more configurations than a person waits for"
+        if step.tune:
+            legal, refused = tune.space(step, problem, {}, sample=20)
+            assert legal[0].config == default and 20 <= len(legal) + refused <= 21
+            assert len({plan.config for plan in legal}) == len(legal)
 
 
 @every_step
@@ -121,7 +205,7 @@ def test_sgemm_vectors_stay_aligned(step, N, widest):
 @every_step
 def test_source_fits_on_the_table(step):
     lines = step.source.read_text().splitlines()
-    assert len(lines) <= 200 and max(map(len, lines)) <= 140
+    assert len(lines) <= 220 and max(map(len, lines)) <= 140
 
 
 @every_step

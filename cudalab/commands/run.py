@@ -9,6 +9,8 @@ from cudalab.commands import emulated
 from cudalab.commands import options as opt
 from cudalab.errors import LabError, MissingTool, NoDevice, WrongResult
 
+LARGE, DRAWN = 500, 300  # combinations of tunables: of more than that, `tune` draws so many unless it is told
+
 
 @click.command()
 @click.argument("target", metavar="STEP|OP|FILE.cu|FILE.ptx")
@@ -23,7 +25,8 @@ from cudalab.errors import LabError, MissingTool, NoDevice, WrongResult
 def check(target, shapes, sets, arch, backend, sanitize, seed, as_json, **own):
     """Compare a step's results with the NumPy reference, on random and on exact inputs, at every check shape of its op.
 
-    Where there is no GPU it runs on the emulator, at the op's shapes for that.
+    One line a step, and one for each check that failed; --json has them all.  Where there is no GPU it runs on the emulator, at the op's
+    shapes for that.
 
     Example: python cli.py check step5 --shape "257x130x70 1"
     """
@@ -56,9 +59,7 @@ def report_verdicts(verdicts, as_json: bool) -> None:
     if as_json:
         opt.print_json(found)
     elif found:
-        lines = [(f"{f['op']}/{f['step']}", report.shape_text(f["shape"]), f["inputs"], "right" if f["passed"] else "WRONG",
-                  "-" if f["error"] is None else f"{f['error']:.2e}", f"{f['bound']:.2e}", f["reason"]) for f in found]
-        click.echo(report.table(lines, ("step", "shape", "inputs", "result", "error", "bound", "reason"), left=(0, 1, 2, 3, 6), wrap=6))
+        click.echo(report.checked(found))
 
 
 @click.command()
@@ -188,7 +189,8 @@ def _changes(found, report) -> str:
 @click.argument("target", metavar="STEP")
 @opt.shape
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Hold a tunable at one value.  May be repeated.")
-@click.option("--sample", type=click.IntRange(1), metavar="COUNT", help="Try so many configurations, drawn at random.  [default: all]")
+@click.option("--sample", type=click.IntRange(0), metavar="COUNT",
+              help=f"Try so many configurations, drawn at random; 0: all.  [default: all up to {LARGE}, of more {DRAWN}]")
 @opt.seed
 @opt.as_json
 def tune(target, shapes, sets, sample, seed, as_json):
@@ -201,19 +203,27 @@ def tune(target, shapes, sets, sample, seed, as_json):
     from cudalab import tune as tuning
     step, settings = registry.resolve_step(target), opt.assignments(sets)
     problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
-    spaces = [tuning.space(step, problem, settings, sample, seed) for problem in problems]  # wrong settings are said before a device is needed
+    total = tuning.size(step, settings)
+    count = (DRAWN if total > LARGE else 0) if sample is None else sample
+    spaces = [tuning.space(step, problem, settings, count or total, seed) for problem in problems]  # wrong settings are said without a device
     place = gpu.backend("gpu")
+    if sample is None and count:
+        opt.note(f"{step.path} has {total} combinations, {count} of them are drawn (--seed {seed}); '--sample 0' tries all")
     results.append(results.tuned_file(place.device.name), [])  # a folder that cannot be written is said now, not after the search
     found = []
     try:
         for problem, (legal, refused) in zip(problems, spaces, strict=True):
             search = tuning.Search(step, problem, refused=refused)
+            last = results.tuned(step, place.device.name, problem)
+            last = last and step.plan(problem, step.config(problem, {**last, **settings}))
+            if last and all(plan.config != last.config for plan in legal):
+                legal.insert(1, last)  # what is kept is never slower than what was
             try:
                 label = f"{step.path} at {report.shape_text(problem)}"
                 with opt.progress(len(legal), label) as bar:
                     search.run(place, legal, seed=seed, progress=bar.update)
             finally:  # after Ctrl-C too: the best so far is kept
-                if search.best:
+                if search.best and (search.finished or last is None or search.has_timed(last.config)):
                     file = results.save_tuned(step, place.device.name, problem, search.best.config, search.best.time_s)
                     opt.note(f"kept in {file}" + ("" if search.finished else " (the best so far)"))
                 found.append(search.summary())

@@ -30,7 +30,7 @@ sgemm = Op(
     peers=("cublas", "cublaslt"),
     shapes=dict(
         emulate=shapes("257x130x70 1x1x1", DIMS),
-        check=shapes("512 257x130x70 1x1x1 1x333x77 333x1x129 128x128x1 1000x1000x1000 129x255x513 4096x64x32 64x4096x33", DIMS),
+        check=shapes("512 257x130x70 1x1x1 1x333x77 333x1x129 128x128x1 1000x1000x1000 129x255x513 4096x64x32 64x4096x33 1537x1793x65", DIMS),
         bench=shapes("4096 2048 8192 4096x4096x1024 8192x1024x4096 4095x4097x4093 1024 1000", DIMS),
     ),
 )
@@ -136,7 +136,7 @@ def shared_bytes(c, slices=1, apart=False):
 
 
 @sgemm.step(10, BM=128, BN=256, BK=8, TM=8, TN=16, STAGES=4, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE)
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",))
 def register_banks(p, c):
     check_vectors(p, c)
     check_ragged(p, c, c.BK, p.N)
@@ -153,7 +153,7 @@ TILE = dict(BM=few_tiles(64, 128), BN=few_tiles(128, 256), BK=few_tiles(4, 8), S
 
 
 @sgemm.step(11, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE)
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",))
 def sliced_k(p, c):
     check_vectors(p, c)
     check_ragged(p, c, c.BK * c.SLICES, p.N)
@@ -164,7 +164,8 @@ def sliced_k(p, c):
 # WORKERS: blocks that stay for the whole product, best as many as the device runs at once (132 multiprocessors on an H200); 0: one
 # a tile.  FRINGE: as many columns past the last full tile are left to a kernel of their own.
 @sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE)
+            VEC_N=rows_of("N"), RAGGED=ragged, WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE,
+            zero=("RAGGED", "WORKERS", "FRINGE"))
 def stream_k(p, c):
     fringe = p.N % c.BN if p.N > c.BN and p.N % c.BN <= c.FRINGE else 0
     columns = p.N - fringe
