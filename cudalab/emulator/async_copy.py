@@ -112,8 +112,8 @@ class Flights:
         flags, at = words
         hit = flags.take(at)
         if hit.any():
-            raise self.chunk.fault(int(lanes[np.argmax(hit != 0)]), site, f"{what} shared memory that an asynchronous copy, not yet waited for, "
-                                                                     f"is to write")
+            lane = int(lanes[np.argmax(hit != 0)])
+            raise self.chunk.fault(lane, site, f"{what} shared memory that an asynchronous copy, not yet waited for, is to write")
 
     def commit(self, lanes) -> None:
         self.committed[slice(None) if lanes is None else lanes] += 1

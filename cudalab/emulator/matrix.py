@@ -14,7 +14,6 @@ from cudalab.emulator.errors import PtxError
 from cudalab.emulator.memory import Place
 from cudalab.emulator.program import Vector
 from cudalab.emulator.table import instruction, runtime
-from cudalab.emulator.warp import warps
 
 ROW = 16  # bytes
 NUMBERS = dict(x1=1, x2=2, x4=4)
@@ -43,7 +42,8 @@ def stmatrix(code, ins):
 def movmatrix(code, ins):
     if not all(ins.has(part) for part in ("aligned", "m8n8", "trans")):
         raise PtxError(f"this form of movmatrix is not supported: {ins}")
-    code.assign(ins.operands[0], f"turn(chunk, {warps(code)}, {code.value(ins.operands[1], 'b32')}, count, {code.site})", "b32")
+    together(code)
+    code.assign(ins.operands[0], f"turn({code.value(ins.operands[1], 'b32')}, count)", "b32")
 
 
 def form_items(ins, operand) -> tuple:
@@ -56,77 +56,60 @@ def form_items(ins, operand) -> tuple:
 
 def _arguments(code, ins, address, items) -> str:
     place, offset = code.place(address, "shared" if ins.one_of("shared", "shared::cta") else "generic")
-    return f"chunk, {warps(code)}, {place}, {offset}, {len(items)}, {ins.has('trans')}, count, {code.site}"
+    together(code)
+    return f"chunk, {place}, {offset}, {len(items)}, {ins.has('trans')}, count, {code.site}"
+
+
+def together(code) -> None:
+    """Generated code that raises where a warp is not complete.  A guard holds no lane back here: the scheduler has sent those past it."""
+    code.line(f"whole_warps(chunk, {code.once('warps', 'Warps(lanes, count)')}, {code.site})")
 
 
 @runtime
 def whole_warps(chunk, group, site) -> None:
     """Raise where only some lanes of a warp execute an instruction that takes all 32 (.aligned)."""
-    present = group.present.sum(axis=1)
-    partial = present < WARP if group.slots is not None else (present > 0) & (present < WARP)
-    if partial.any():
-        row = int(np.argmax(partial))
+    if not group.whole:
+        present = group.present.sum(axis=1)
+        row = int(np.argmax(present < WARP))
         lane = group.lane(row, int(np.argmax(group.present[row])))
         name = chunk.image.instructions[site].parts[0]
         raise chunk.fault(lane, site, f"{name} is executed by {present[row]} of the {WARP} threads of a warp; it takes all")
 
 
-def row_places(chunk, group, place: Place, number: int, count: int, site) -> tuple[Place | None, np.ndarray | None]:
-    """Where the rows lie, one lane a row; and which warps (None: all) take part.  (None, …) if none does."""
-    taking = None
-    if not group.whole:
-        whole_warps(chunk, group, site)
-        taking = group.present[:, 0].nonzero()[0]
-        if not len(taking):
-            return None, taking
-    if taking is not None or number * 8 < WARP:
-        first = np.arange(count // WARP) if taking is None else taking
-        chosen = (first[:, None] * WARP + np.arange(number * 8)).reshape(-1)
+def row_places(chunk, place: Place, number: int, count: int, site) -> Place:
+    """Where the rows lie, for the lanes that give their addresses."""
+    if number * 8 < WARP:
+        chosen = (np.arange(0, count, WARP)[:, None] + np.arange(number * 8)).reshape(-1)
         place = place.only(chosen, count)
     if len(place.parts) == 1:
         place = place.parts[0][1]
     if place.space != "shared":
         lane = 0 if place.lanes is None else int(place.lanes[0])
         raise chunk.fault(lane, site, f"{chunk.image.instructions[site].parts[0]} of an address that is not in shared memory")
-    return place, taking
+    return place
 
 
 @runtime
-def load_matrices(chunk, group, place, offset, number, trans, count, site) -> list[np.ndarray]:
-    """A register a matrix, one value a lane; zeros in warps that the guard keeps out."""
-    memory = chunk.memory
-    place, taking = row_places(chunk, group, place, number, count, site)
-    if place is None:
-        return [np.zeros(count, WORD)] * number
+def load_matrices(chunk, place, offset, number, trans, count, site) -> np.ndarray:
+    """A row of registers a matrix, one value a lane."""
+    memory, rows = chunk.memory, count // WARP * number * 8
+    place = row_places(chunk, place, number, count, site)
     memory.check(place, offset, ROW, "ldmatrix read", site)
     if memory.observers or memory.flights:
         memory.observe("load", place, offset, ROW, site)
-    warps = count // WARP if taking is None else len(taking)
     index = place.index + offset >> 4
-    rows = memory.view(WHOLE)[np.broadcast_to(index, warps * number * 8) if isinstance(index, int) else index]
-    values = np.ascontiguousarray(rows.reshape(warps, number, 8).transpose(1, 0, 2)).view(WORD)
-    if trans:
-        values = turned(values)
-    values = values.reshape(number, warps * WARP)
-    if taking is None:
-        return list(values)
-    spread = np.zeros((number, count // WARP, WARP), WORD)
-    spread[:, taking] = values.reshape(number, warps, WARP)
-    return list(spread.reshape(number, count))
+    found = memory.view(WHOLE)[np.broadcast_to(index, rows) if isinstance(index, int) else index]
+    values = np.ascontiguousarray(found.reshape(-1, number, 8).transpose(1, 0, 2)).view(WORD)
+    return (turned(values) if trans else values).reshape(number, count)
 
 
 @runtime
-def store_matrices(chunk, group, place, offset, number, trans, count, site, registers) -> None:
+def store_matrices(chunk, place, offset, number, trans, count, site, registers) -> None:
     """Write the matrices that registers hold, a row at each address."""
-    place, taking = row_places(chunk, group, place, number, count, site)
-    if place is None:
-        return
+    place = row_places(chunk, place, number, count, site)
     values = np.stack([np.broadcast_to(value, count) for value in registers], 1).reshape(-1, WARP, number)
-    values = values if taking is None else values[taking]
     values = np.ascontiguousarray(values.transpose(0, 2, 1))  # warp, matrix, lane
-    if trans:
-        values = turned(values)
-    words = values.reshape(-1, 4)
+    words = (turned(values) if trans else values).reshape(-1, 4)
     chunk.memory.store(place, offset, WORD, tuple(words[:, word].copy() for word in range(4)), site)
 
 
@@ -137,8 +120,6 @@ def turned(values: np.ndarray) -> np.ndarray:
 
 
 @runtime
-def turn(chunk, group, value, count, site) -> np.ndarray:
+def turn(value, count) -> np.ndarray:
     """The transposed matrix of each warp, one register a lane."""
-    if not group.whole:
-        whole_warps(chunk, group, site)
     return turned(np.ascontiguousarray(np.broadcast_to(value, count))).reshape(-1)

@@ -17,11 +17,10 @@ import numpy as np
 from cudalab.emulator.chunk import WARP
 from cudalab.emulator.errors import PtxError
 from cudalab.emulator.fragments import FRAGMENTS, HALF_C, Fragments, Map
-from cudalab.emulator.matrix import whole_warps
+from cudalab.emulator.matrix import together
 from cudalab.emulator.program import Register, Vector
 from cudalab.emulator.rounding import fma64
 from cudalab.emulator.table import instruction, runtime
-from cudalab.emulator.warp import warps
 
 ROUNDING = "rn|rz|rm|rp"
 FORM = re.compile(rf"mma\.sync\.aligned\.(?P<shape>m\d+n\d+k\d+)\.row\.col(?:\.(?P<satfinite>satfinite))?(?:\.(?P<early>{ROUNDING}))?"
@@ -94,53 +93,45 @@ def mma(code, ins):
     for operand, wanted in ((target, form.c), (a, form.fragments.a), (b, form.fragments.b), (c, form.c)):
         if not isinstance(operand, Vector) or len(operand.items) != wanted.count:
             raise PtxError(f"a fragment with another number of registers than {wanted.count}: {ins}")
-    group = warps(code)
-    factors = [fragment(code, operand.items, held, kind)
-               for operand, held, kind in ((a, form.fragments.a, form.kinds[0]), (b, form.fragments.b, form.kinds[1]))]
-    held = "b32" if form.result == "f16" else form.result
-    added = ", ".join(code.value(item, held) for item in c.items)
-    got = code.temp(f"multiply_add(chunk, {group}, {code.constant(form)}, {', '.join(factors)}, ({added},), count, {code.site})")
+    together(code)
+    factors = [fragment(code, operand.items, held, kind) for operand, held, kind in
+               ((a, form.fragments.a, form.kinds[0]), (b, form.fragments.b, form.kinds[1]), (c, form.c, form.result))]
+    result = code.temp(f"multiply_add(chunk, {code.constant(form)}, {', '.join(factors)})")
+    registers = code.temp(f"registers_of({code.constant(form)}, {result})")
     for number, item in enumerate(target.items):
-        code.assign(item, f"{got}[{number}]", held)
+        code.assign(item, f"{registers}[{number}]", "b32" if form.result == "f16" else form.result)
+    if code.mask is None and all(isinstance(item, Register) for item in target.items) and len(set(target.items)) == len(target.items):
+        code.derived((form.c, form.result), target.items, result)  # the accumulator of the next mma
 
 
 def fragment(code, items, held: Map, kind: str) -> str:
     """A local variable for the matrices whose fragments are in registers; computed once as long as those stay as they are."""
-    raw = "f64" if kind == "f64" else "b32"
-    values = ", ".join(code.value(item, raw) for item in items)
+    values = ", ".join(code.value(item, kind if kind in ("f32", "f64", "s32") else "b32") for item in items)
     expression = f"matrices({code.constant(held)}, {kind!r}, ({values},), count)"
     if all(isinstance(item, Register) for item in items):
-        return code.derived(("fragment", held, kind), items, expression)
+        return code.derived((held, kind), items, expression)
     return code.temp(expression)
 
 
 @runtime
 def matrices(held: Map, kind: str, registers: tuple, count: int) -> np.ndarray:
-    """The matrices of all warps as float64."""
-    return held.gather(whole_arrays(registers, count), DECODERS[kind])
-
-
-def whole_arrays(registers: tuple, count: int) -> list[np.ndarray]:
-    """One element a lane, also of what is the same in all."""
-    return [value if value.ndim else np.full(count, value) for value in registers]
+    """The matrices of all warps, (warps, rows, columns): A and B as float64, C in its own type."""
+    return held.gather([value if value.ndim else np.full(count, value) for value in registers], DECODERS[kind])
 
 
 @runtime
-def multiply_add(chunk, group, form: Form, a, b, c: tuple, count: int, site: int) -> list[np.ndarray]:
-    """The registers of D = A B + C, one value a lane each."""
-    if not group.whole:
-        whole_warps(chunk, group, site)
-    added = form.c.gather(whole_arrays(c, count), DECODERS[form.result])
+def multiply_add(chunk, form: Form, a, b, c) -> np.ndarray:
+    """D = A B + C of all warps."""
     if form.way == "real":
-        result = chunk.accumulator.multiply_add("mma", form.kinds, a, b, added, form.result)
-    elif form.way == "double":
-        result = fused_sums(a, b, added, form.detail)
-    else:
-        result = whole_sums(a, b, added, form)
-    registers = form.c.scatter(result)
-    if form.result == "f16":
-        return [values.view(np.uint32)[:, 0] for values in registers]
-    return [values.reshape(-1) for values in registers]
+        return chunk.accumulator.multiply_add("mma", form.kinds, a, b, c, form.result)
+    return fused_sums(a, b, c, form.detail) if form.way == "double" else whole_sums(a, b, c, form)
+
+
+@runtime
+def registers_of(form: Form, result: np.ndarray) -> list[np.ndarray]:
+    """The registers of D, one value a lane each."""
+    held = form.c.scatter(result)
+    return [values.view(np.uint32)[:, 0] if form.result == "f16" else values.reshape(-1) for values in held]
 
 
 def whole_sums(a, b, c, form: Form) -> np.ndarray:
