@@ -402,12 +402,14 @@ def test_check_prints_a_line_a_step_and_every_failure(lab, monkeypatch):
     class NumPyBackend:
         """Right for every step but the second, which leaves an element out."""
 
+        name, target = "gpu", "sm_90a"
+
         def run(self, plan, inputs):
             C = inputs["A"] @ inputs["B"]
             if plan.step.number == 2:
                 C[-1, -1] = np.nan
             return {"C": C}
-    monkeypatch.setattr(gpu, "backend", lambda name=None: NumPyBackend())
+    monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: NumPyBackend())
     shapes = ("--shape", "33x20x65 7", "--shape", "7")
     result = lab("check", "sgemm", *shapes)
     lines = result.stdout.splitlines()
