@@ -177,7 +177,8 @@ def _tensor(code, ins, operation):
     arguments = [_place(code, Address(box.base, box.offset), "generic"), f"({', '.join(coordinates)},)",
                  _place(code, tile, to if loads else origin)]
     barrier, mask = _completion(code, ins, more, to)
-    code.line(f"tensor_copy(chunk, lanes, count, {code.mask}, {code.site}, {loads}, {', '.join(arguments)}, {barrier}, {mask}, {operation})")
+    code.line(f"tensor_copy(chunk, lanes, count, {code.mask}, {code.site}, {loads}, {', '.join(arguments)}, {barrier}, {mask}, "
+              f"{operation})")
 
 
 @runtime

@@ -37,6 +37,7 @@ class Code:
         self.unsettled: set[int] = set()  # slots of float32 results whose NaNs are not canonical yet
         self.namespace = dict(RUNTIME, np=np, bool_=np.bool_, **DTYPES)
         self.result = str(segment.end)
+        self.notes: dict = {}  # what lowering an instruction keeps for later ones of the segment
         self.closing: list[str] = []  # statements behind the last one, when the registers have been written back
         self.restore: str | None = None  # a statement before the registers are read
         self._temps = 0

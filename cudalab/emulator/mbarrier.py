@@ -5,8 +5,8 @@ A barrier is in a phase, of which `pending` arrivals and `tx` bytes are outstand
 begins and expects `expected` arrivals.  expect_tx takes effect before the arrival it comes with.  A wait by parity P ends once the phase of
 that parity is over: the current phase's parity is not P, so a fresh barrier lets those pass who wait for parity 1.
 
-The barrier's eight bytes hold a mark, so that one that has been written over is found out.  A wait blocks its lanes until the phase is over;
-it never gives up, which try_wait may, so that nothing spins here.
+The barrier's eight bytes hold a mark, so that one that has been written over is found out.  A wait blocks its lanes until the phase is
+over; it never gives up, which try_wait may, so that nothing spins here.
 """
 
 from dataclasses import dataclass

@@ -4,11 +4,12 @@ On a device the driver encodes 128 opaque bytes (cuTensorMapEncodeTiled); here t
 works and one that looks inside does not.  What the driver refuses `spec.TensorMap` refuses.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
-from cudalab.emulator.memory import COPIED_WHOLE
+from cudalab.emulator.memory import BLOCK_ALIGN, COPIED_WHOLE
 from cudalab.errors import BadLaunch
 from cudalab.spec import MAP_FORMATS, TensorMap
 
@@ -38,12 +39,12 @@ class Map:
     nan: bool
     kind: int
 
-    @property
+    @functools.cached_property
     def counts(self) -> tuple[int, ...]:
         """Elements of the box along each dimension; every steps[i]-th is taken."""
         return tuple(-(-b // s) for b, s in zip(self.box, self.steps))
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of the box in shared memory, wherever it lies: elements outside of the tensor count."""
         return int(np.prod(self.counts)) * self.bytes
@@ -139,6 +140,12 @@ class Box:
         return np.atleast_1d(index).reshape(-1), self.sizes[0] * self.map.bytes
 
 
+@functools.lru_cache(maxsize=256)
+def pattern(start: int, nbytes: int, swizzle: int) -> np.ndarray:
+    """Where the 16 bytes of a tile lie that starts so far behind a multiple of the swizzle's period."""
+    return swizzled(start + np.arange(0, nbytes, CHUNK), swizzle)
+
+
 class Tile:
     """Packed bytes in shared memory, in rows that may be swizzled: flat index of the first byte, length, swizzle in bytes."""
 
@@ -147,8 +154,8 @@ class Tile:
 
     def index(self) -> np.ndarray:
         """The flat index of each 16 bytes."""
-        start = self.memory.shared_start
-        return start + swizzled(self.first - start + np.arange(0, self.nbytes, CHUNK), self.swizzle)
+        within = (self.first - self.memory.shared_start) % BLOCK_ALIGN
+        return self.first - within + pattern(within, self.nbytes, self.swizzle)
 
     def rows(self) -> tuple[np.ndarray, int]:
         return (self.index(), CHUNK) if self.swizzle else (np.array([self.first]), self.nbytes)

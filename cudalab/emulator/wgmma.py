@@ -1,9 +1,9 @@
 """Matrix multiplication by warpgroups.  PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions: wgmma.mma_async,
 wgmma.fence, wgmma.commit_group, wgmma.wait_group", "Register Fragments and Shared Memory Matrix Layouts", "Matrix Descriptor Format".
 
-Each instruction multiplies 64 rows of A by N columns of B, 32 bytes deep.  Products and their sum with the accumulator are exact or float64,
-rounded once to the accumulator's type.  Results are there at once; what hardware leaves undefined until wgmma.wait_group is told to observers
-(registers, async_read and their ends), and operands in shared memory that change before the wait are an error.
+Each instruction multiplies 64 rows of A by N columns of B, 32 bytes deep.  Products and their sum with the accumulator are float64,
+rounded once to the accumulator's type.  Results are there at once; what hardware leaves undefined until wgmma.wait_group is told to
+observers (registers, async_read and their ends), and operands in shared memory that change before the wait are an error.
 """
 
 import functools
@@ -13,8 +13,9 @@ import numpy as np
 
 from cudalab.emulator.errors import PtxError
 from cudalab.emulator.formats import decode
-from cudalab.emulator.memory import BLOCK_ALIGN, COPIED_WHOLE
+from cudalab.emulator.memory import COPIED_WHOLE
 from cudalab.emulator.program import Immediate, Vector
+from cudalab.emulator.segments import registers_of
 from cudalab.emulator.table import instruction, runtime
 from cudalab.emulator.taking_part import participants
 from cudalab.emulator.tensor_maps import swizzled
@@ -105,7 +106,7 @@ def operand(chunk, firsts, descriptors, rows, name, transposed, site) -> Matrix:
     for descriptor in unique.tolist():
         lane = int(firsts[np.argmax(descriptors == descriptor)])
         if descriptor >> 49 & 7:
-            raise chunk.fault(lane, site, "a matrix descriptor with a base offset, which is not supported: begin tiles where their swizzle does")
+            raise chunk.fault(lane, site, "a matrix descriptor with a base offset, which is not supported: begin tiles where swizzles do")
         pattern = layout(descriptor, rows, transposed)
         if pattern.max() + CHUNK > memory.limits["shared"]:
             raise chunk.fault(lane, site, f"wgmma reads 16 bytes at {memory.name_address('shared', int(pattern.max()))}, out of bounds")
@@ -214,7 +215,8 @@ def wgmma_wait(chunk, firsts, pending, site):
     products_of(chunk).wait(firsts, pending, site)
 
 
-@instruction("wgmma.mma_async.sync", modifiers="aligned m64n*k* satfinite", types="f16 bf16 tf32 e4m3 e5m2 s8 u8", updates=True, collective=GROUP)
+@instruction("wgmma.mma_async.sync", modifiers="aligned m64n*k* satfinite", types="f16 bf16 tf32 e4m3 e5m2 s8 u8", updates=True,
+             collective=GROUP)
 def mma_async(code, ins):
     target, a, b, *scales = ins.operands
     shape = next(part for part in ins.parts if part.startswith("m64n"))
@@ -240,20 +242,43 @@ def mma_async(code, ins):
     if abs(signs) != 1 or any(t not in (0, 1) for t in across):
         raise PtxError(f"wgmma scales by 1 or -1 and transposes or not: {ins}")
     held = dict(f16="b32", f32="f32", s32="s32")[kind]
-    before = ", ".join(code.value(item, held) for item in target.items)
+    before = code.notes.pop(("chain", code.site), None) or f"({', '.join(code.value(item, held) for item in target.items)},)"
+    following = chained(code, ins)
     first = f"({', '.join(code.value(item, 'b32') for item in a.items)},)" if from_registers else code.value(a, "b64")
     accumulate = code.constant(np.bool_(scale_d.value)) if isinstance(scale_d, Immediate) else code.value(scale_d, "pred")
     slots = tuple(code.image.slot(item) for item in (*target.items, *(a.items if from_registers else ())))
     form = code.constant((kind, one, other, columns, signs, bool(across[0]), bool(across[1]), ins.has("satfinite"), slots))
-    result = code.temp(f"multiply(chunk, lanes, count, {code.mask}, {code.site}, {form}, ({before},), {first}, {code.value(b, 'b64')}, "
-                       f"{accumulate})")
+    result = code.temp(f"multiply(chunk, lanes, count, {code.mask}, {code.site}, {form}, {before}, {first}, {code.value(b, 'b64')}, "
+                       f"{accumulate}, {following is None})")
+    if following is not None:
+        code.notes["chain", following] = result
+        return
     for number, item in enumerate(target.items):
         code.assign(item, f"{result}[{number}]", held, number=kind == "f32")
 
 
+def chained(code, ins) -> int | None:
+    """The number of the next instruction that accumulates into the same registers, if nothing touches them before: its results need no
+    detour through registers."""
+    target = set(ins.operands[0].items)
+    if ins.predicate is not None:
+        return None
+    for site in range(code.site + 1, code.segment.end):
+        other = code.image.instructions[site]
+        if other.mnemonic == ins.mnemonic and other.predicate is None and other.operands[0] == ins.operands[0]:
+            rest = {register for operand in other.operands[1:] for register in registers_of(operand)}
+            return None if rest & target else site
+        if target & {register for operand in other.operands for register in registers_of(operand)}:
+            return None
+    return None
+
+
 @runtime
-def multiply(chunk, lanes, count, mask, site, form, before, a, b, accumulate):
-    """The registers of the results; lanes that the guard keeps out get anything."""
+def multiply(chunk, lanes, count, mask, site, form, before, a, b, accumulate, scatter):
+    """The registers of the results (lanes that the guard keeps out get anything); not scatter: as `before` of the next instruction.
+
+    before: the registers, or what that one left.
+    """
     kind, one, other, columns, sign, a_across, b_across, saturate, slots = form
     if mask is not None and not np.any(mask):
         return [np.zeros(count, held.dtype) for held in before]
@@ -286,7 +311,11 @@ def multiply(chunk, lanes, count, mask, site, form, before, a, b, accumulate):
     if sign < 0:
         product = -product
     keep = uniform(accumulate, "a scale of the accumulator")
-    result = accumulated(product, [rows(word) for word in before] if keep.any() else None, keep, kind, saturate)
+    total = product
+    if keep.any():
+        old = before if isinstance(before, np.ndarray) else gather([rows(word) for word in before], kind)
+        total = product + (old if keep.all() else np.where(keep[:, None, None], old, old.dtype.type(0)))
+    total = rounded(total, kind, saturate)
     products = products_of(chunk)
     products.pending.append(Product(firsts, products.committed[firsts], operands, raws, site))
     for observer in chunk.observers:
@@ -294,6 +323,9 @@ def multiply(chunk, lanes, count, mask, site, form, before, a, b, accumulate):
         for matrix in operands:
             for first, index in zip(firsts, matrix.index):
                 observer.async_read(index.reshape(-1), CHUNK, np.array([first]), site)
+    if not scatter:
+        return total
+    result = to_registers(total, kind)
     if positions is None:
         return list(result)
     whole = np.zeros((len(result), count), result.dtype)
@@ -307,26 +339,29 @@ def fragment(words: list[np.ndarray]) -> np.ndarray:
     return np.ascontiguousarray(stacked.transpose(0, 1, 5, 2, 4, 3)).reshape(-1, ROWS, DEPTH // 4).view(np.uint8)
 
 
-def accumulated(product, before, keep, kind, saturate) -> np.ndarray:
-    """(register, lane): accumulators of the results.  Register 4j+2h+e (f16: 2j+h, half e) of lane 4g+t of warp w is row 16w+g+8h,
-    column 8j+2t+e."""
-    groups, _, columns = product.shape
-    order = product.reshape(groups, 4, 2, 8, columns // 8, 4, 2).transpose(4, 2, 6, 0, 1, 3, 5)  # j, h, e, group, warp, g, t
-    total = order.reshape(columns // 2, groups, GROUP)
-    if before is not None:
-        held = np.stack(before)
-        if kind == "f16":
-            halves = np.ascontiguousarray(held).view(np.float16).reshape(*held.shape, 2)
-            old = halves.transpose(0, 3, 1, 2).reshape(columns // 2, groups, GROUP)
-        else:
-            old = held
-        total = total + (old if keep.all() else np.where(keep[:, None], old, old.dtype.type(0)))
-    total = total.reshape(columns // 2, -1)
-    if kind == "f32":
-        return total.astype(np.float32)
+# Accumulators: register 4j+2h+e (f16: half e of register 2j+h) of lane 4g+t of warp w is row 16w+8h+g, column 8j+2t+e.
+
+
+def gather(words: list[np.ndarray], kind: str) -> np.ndarray:
+    """Registers, each (warpgroup, lane), as (warpgroup, row, column)."""
+    stacked = np.stack(words)
     if kind == "f16":
-        pairs = total.astype(np.float16).reshape(columns // 4, 2, -1).transpose(0, 2, 1)
-        return np.ascontiguousarray(pairs).view(np.uint32)[..., 0]
-    if saturate:
-        return np.clip(total, -2.0**31, 2.0**31 - 1).astype(np.int32)
-    return total.astype(np.int64).astype(np.int32)
+        order = stacked.view(np.float16).reshape(-1, 2, len(stacked[0]), 4, 8, 4, 2).transpose(2, 3, 1, 4, 0, 5, 6)
+    else:
+        order = stacked.reshape(-1, 2, 2, len(stacked[0]), 4, 8, 4).transpose(3, 4, 1, 5, 0, 6, 2)
+    return order.reshape(len(stacked[0]), ROWS, -1)
+
+
+def to_registers(tile: np.ndarray, kind: str) -> np.ndarray:
+    """The other way: (register, lane)."""
+    order = tile.reshape(len(tile), 4, 2, 8, tile.shape[2] // 8, 4, 2)
+    if kind == "f16":
+        return np.ascontiguousarray(order.transpose(4, 2, 0, 1, 3, 5, 6)).view(np.uint32).reshape(tile.shape[2] // 4, -1)
+    return order.transpose(4, 2, 6, 0, 1, 3, 5).reshape(tile.shape[2] // 2, -1)
+
+
+def rounded(total: np.ndarray, kind: str, saturate: bool) -> np.ndarray:
+    """float64 as the accumulator's type."""
+    if kind == "s32":
+        return np.clip(total, -2.0**31, 2.0**31 - 1).astype(np.int32) if saturate else total.astype(np.int64).astype(np.int32)
+    return total.astype(np.float16 if kind == "f16" else np.float32)
