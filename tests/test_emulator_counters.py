@@ -2,6 +2,7 @@
 fast one."""
 
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,3 +273,24 @@ def test_progress_is_told_block_by_block():
     emulator.progress = lambda *what: ticks.append(what)
     emulator.run_ptx(compile_cuda('extern "C" __global__ void k(float* x) { x[blockIdx.x] = 1; }'), "k", 5, 32, (np.zeros(5, np.float32),))
     assert ticks == [(2, 5, "k"), (4, 5, "k"), (5, 5, "k")]
+
+
+# Tensor cores
+
+def test_a_tensor_core_kernel():
+    """mma_tile.cu says that ldmatrix meets no bank twice; at whole tiles its products are 2 M N K operations."""
+    text = (Path(__file__).with_name("kernels") / "mma_tile.cu").read_text()
+    m, n, k = 64, 128, 96
+    args = np.zeros((m, k), np.uint16), np.zeros((k, n), np.uint16), np.zeros((m, n), np.float32), *map(np.int32, (m, n, k))
+    tangled = text.replace("(unit ^ (units == 8 ? row & 7 : row >> 1 & 3))", "unit")
+    assert tangled != text
+    excess = []
+    for source in (text, tangled):
+        counters = counted(source, (n // 64, m // 64), 128, *args)
+        total = counters.total()
+        assert total["flops_tensor"] == 2 * m * n * k and total["flops_f32"] == 0
+        lines = [counts for counts in counters.lines().values() if counts["shared_load_requests"]]
+        excess.append(sum(counts["shared_load_wavefronts"] - counts["shared_load_ideal"] for counts in lines))
+        assert all(counts["shared_load_ideal"] == 4 * counts["shared_load_requests"] for counts in lines), "four matrices each"
+        assert total["global_load_bytes"] == 2 * (m * k * 2 + k * n), "A is read by both blocks, columns of B by one each"
+    assert excess[0] == 0 < excess[1]

@@ -185,8 +185,9 @@ class Counters(Observer):
             if way == "store" or kind == "atomic":
                 self._touch(self._written, place, offset, size)
         elif space == "shared":
-            # adding the same to all addresses turns the banks round and changes no count
-            found = self._once((place, "banks", way, offset % WORD, size), wavefronts, self._chunk, place, offset, size, way == "load")
+            # adding the same to all addresses turns the banks round and changes no count; a matrix load goes a matrix, eight lanes, at a time
+            pairs = way == "load" and ins.parts[0] != "ldmatrix"
+            found = self._once((place, "banks", pairs, offset % WORD, size), wavefronts, self._chunk, place, offset, size, pairs)
             requests, passes, needed = found
             self._count(f"shared_{way}", site, requests=requests, wavefronts=needed, ideal=passes, bytes=lanes * size)
 
@@ -312,13 +313,14 @@ def distinct(rows: np.ndarray) -> np.ndarray:
     return first
 
 
-def wavefronts(chunk, place: Place, offset: int, size: int, load: bool) -> tuple[int, int, int]:
-    """(requests, passes, wavefronts) of an access to shared memory; the module's docstring has the rule."""
+def wavefronts(chunk, place: Place, offset: int, size: int, pairs: bool) -> tuple[int, int, int]:
+    """(requests, passes, wavefronts) of an access to shared memory; the module's docstring has the rule.  pairs: lanes that ask for the same
+    in pairs save passes."""
     unit = max(size, WORD)
     rows = rows_of_warps(chunk, place, offset, unit)  # aligned accesses of one size meet in all their banks or in none
     groups = max(1, unit // WORD)  # into which hardware splits a warp: 1, 2, 4
     passes = needed = 0
-    paired = in_pairs(rows) if load and groups > 1 else np.zeros(len(rows), bool)
+    paired = in_pairs(rows) if pairs and groups > 1 else np.zeros(len(rows), bool)
     for some, parts in ((rows[~paired], groups), (rows[paired], max(1, groups // 2))):
         if len(some):
             pieces = some.reshape(len(some) * parts, WARP // parts)
