@@ -8,6 +8,8 @@ at his next fence.  Fences of a block (membar.cta) count only within the block. 
 
 import numpy as np
 
+ONE_BY_ONE = 64  # lanes in an atomic up to which each learns only what those before it released
+
 
 class Flags:
     """The flags of a chunk.  earlier: flat indices that blocks of earlier chunks of the launch have released."""
@@ -52,6 +54,23 @@ class Flags:
         kept = np.zeros_like(row)
         kept[block * width:(block + 1) * width] = row[block * width:(block + 1) * width]
         return kept
+
+    def access(self, index, lanes, kind: str, release: bool, acquire: bool) -> None:
+        """Lanes load, store or do an atomic, strongly.  Lanes that meet in an atomic see each other in the order of their numbers."""
+        if kind == "load":
+            self.read(index, lanes, acquire)
+        elif kind == "store":
+            self.write(index, lanes, release)
+        elif not (release or self.any_fence or self.released or self.earlier):
+            return
+        elif len(lanes) <= ONE_BY_ONE:
+            index = np.broadcast_to(index, len(lanes))
+            for at in range(len(lanes)):
+                self.read(index[at:at + 1], lanes[at:at + 1], acquire)
+                self.write(index[at:at + 1], lanes[at:at + 1], release)
+        else:
+            self.write(index, lanes, release)
+            self.read(index, lanes, acquire)
 
     def write(self, index, lanes, own: bool) -> None:
         """Lanes write flags at flat indices; own: with release semantics."""

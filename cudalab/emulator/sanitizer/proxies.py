@@ -3,29 +3,26 @@ read and write shared memory beside the threads.  PTX ISA, "Asynchronous operati
 Communication Instructions: mbarrier", "membar, fence: fence.proxy".
 """
 
+from collections import deque
+
 import numpy as np
 
 from cudalab.emulator.sanitizer.faults import MissingProxyFence
-from cudalab.emulator.sanitizer.races import Races
 from cudalab.emulator.sanitizer.shadow import FUTURE, LANE, SHIFT
 
 
 class Pieces:
-    """What an asynchronous unit touches, in the form of a touch.Touch: all pairs differ."""
+    """What an asynchronous unit touches of one space, in the form of a touch.Touch: all pairs differ."""
 
     class pattern:
         winners = None
 
-    def __init__(self, shadow, index, size: int, lanes, site: int):
-        index = np.atleast_1d(np.asarray(index, np.int64))
-        while size & (size - 1) or (size > 1 and np.bitwise_or.reduce(index) & (min(size, shadow.unit) - 1)):
-            part = max(size & -size & 0xF, 1) if size & 0xF else 16
-            index = (index[:, None] + np.arange(0, size, part)).reshape(-1)
-            size = part
-            if size == 1:
-                break
-        self.cells = shadow.cells(index, size)
-        lanes = np.atleast_1d(np.asarray(lanes))
+    def __init__(self, space: str, shadow, index, size: int, lanes, site: int):
+        bits = size | 16 | int(np.bitwise_or.reduce(index)) if len(index) else size
+        part = bits & -bits  # the largest power of two, 16 at most, that sizes and places are multiples of
+        index = (index[:, None] + np.arange(0, size, part)).reshape(-1)
+        self.space = space
+        self.cells = shadow.cells(index, part)
         self.lanes = np.repeat(lanes, len(self.cells) // len(lanes))
         self.writers = self.readers = self.lanes
         self.apart, self.site = None, site
@@ -38,10 +35,11 @@ class Proxies:
     """Of one chunk.  objects: barrier object -> the row of all that has been released into it."""
 
     def __init__(self, sanitizer):
-        self.sanitizer, self.clocks, self.shadow = sanitizer, sanitizer.clocks, sanitizer.shared
+        self.sanitizer, self.clocks = sanitizer, sanitizer.clocks
         self.objects: dict = {}
         self.fenced = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.proxy.async
         self.issued: list[tuple[np.ndarray, int]] = []  # (cells, site) of writes under way
+        self.reading: deque = deque(maxlen=1024)  # of the newest reads
 
     def fence(self, mnemonic: str, lanes) -> None:
         if "proxy.async" in mnemonic:
@@ -62,43 +60,63 @@ class Proxies:
         if key in self.objects:
             self.clocks.learn(np.asarray(lanes), self.objects[key])
 
-    def start_copy(self, touch) -> None:
-        """A cp.async has passed the rules of a write; async_copy.py refuses accesses until it has landed."""
+    def _pieces(self, index, size: int, lanes, site: int):
+        """The places of an asynchronous access, by space."""
+        index, lanes = np.asarray(index, np.int64).reshape(-1), np.asarray(lanes).reshape(-1)
+        lanes = np.broadcast_to(lanes, len(index)) if len(lanes) == 1 else lanes
+        memory = self.sanitizer.memory
+        for space, here in (("global", index < memory.param_start), ("shared", index >= memory.shared_start)):
+            if here.any():
+                yield Pieces(space, self.sanitizer.shadows[space], index[here], size, lanes[here], site)
 
     def read(self, index, size: int, lanes, site: int) -> None:
-        """wgmma or a TMA store reads shared memory."""
-        pieces = Pieces(self.shadow, index, size, lanes, site)
-        sanitizer = self.sanitizer
-        sanitizer.races["shared"].load(pieces)
-        sanitizer.check_pieces(pieces)
-        self._need_fence(pieces, "read by wgmma or TMA")
+        """wgmma or TMA is to read: what it reads must be there, and stay until read_done."""
+        for pieces in self._pieces(index, size, lanes, site):
+            sanitizer = self.sanitizer
+            sanitizer.check_pieces(pieces)
+            sanitizer.races[pieces.space].load(pieces)
+            shadow = sanitizer.shadows[pieces.space]
+            if pieces.space == "shared":
+                self._need_fence(pieces, shadow)
+            shadow.records["reader"][pieces.cells] = FUTURE | pieces.lanes
+            self.reading.append((pieces.cells, site))
+
+    def read_done(self, index, size: int, lanes, site: int) -> None:
+        """It has read, and lanes have waited for that."""
+        for pieces in self._pieces(index, size, lanes, site):
+            for name in ("reader", "other"):
+                records = self.sanitizer.shadows[pieces.space].records[name]
+                ours = records[pieces.cells] == FUTURE | pieces.lanes
+                records[pieces.cells[ours]] = self.clocks.now << SHIFT | pieces.lanes[ours]
 
     def write(self, index, size: int, lanes, site: int) -> None:
-        """A TMA load is issued."""
-        pieces = Pieces(self.shadow, index, size, lanes, site)
-        races: Races = self.sanitizer.races["shared"]
-        races.store(pieces, lambda at, winners: np.zeros(len(at), bool))
-        self._need_fence(pieces, "overwritten by TMA", before=True)
-        self.shadow.records["writer"][pieces.cells] = FUTURE
-        self.shadow.unset[pieces.cells] = False
-        self.issued.append((pieces.cells, site))
+        """TMA is to write: the place must be free from now on."""
+        for pieces in self._pieces(index, size, lanes, site):
+            shadow = self.sanitizer.shadows[pieces.space]
+            self.sanitizer.races[pieces.space].store(pieces, lambda at, winners: np.zeros(len(at), bool))
+            shadow.records["writer"][pieces.cells] = FUTURE | pieces.lanes
+            shadow.unset[pieces.cells] = False
+            self.issued.append((pieces.cells, site))
 
-    def done(self, index, size: int, key, site: int) -> None:
-        """It has landed, and completes on a barrier object."""
-        pieces = Pieces(self.shadow, index, size, np.zeros(1, np.int64), site)
-        agent, now = self.clocks.agent(key), self.clocks.now
-        self.shadow.records["writer"][pieces.cells] = now << SHIFT | agent
-        row = np.zeros(self.clocks.rows.shape[1], np.int64)
-        row[agent] = now
-        self._put(key, row)
-        if pieces.cells.size:
+    def done(self, index, size: int, key, lanes, site: int) -> None:
+        """It has landed, and completes on a barrier object; key None: the lanes that issued it have waited."""
+        for pieces in self._pieces(index, size, lanes, site):
+            now = self.clocks.now
+            records = self.sanitizer.shadows[pieces.space].records["writer"]
+            who = pieces.lanes
+            if key is not None:
+                who = self.clocks.agent(key)
+                row = np.zeros(self.clocks.rows.shape[1], np.int64)
+                row[who] = now
+                self._put(key, row)
+            else:
+                who = records[pieces.cells] & LANE
+            records[pieces.cells] = now << SHIFT | who
             self.issued = [(cells, at) for cells, at in self.issued if not np.isin(cells[:1], pieces.cells).any()]
 
-    def _need_fence(self, pieces, what: str, before: bool = False) -> None:
+    def _need_fence(self, pieces, shadow) -> None:
         """Raise where plain writes would meet the async proxy without a proxy fence by their writer, or by who issues."""
-        if before:
-            return  # store() has just put its own records there
-        records = self.shadow.records["writer"][pieces.cells]
+        records = shadow.records["writer"][pieces.cells]
         plain = (records > 0) & (records < FUTURE) & (records & LANE < self.sanitizer.chunk.count) & (records >> SHIFT > self.clocks.start)
         if not plain.any():
             return
@@ -107,10 +125,10 @@ class Proxies:
         if wrong.any():
             at = int(plain.nonzero()[0][np.argmax(wrong)])
             sanitizer, time = self.sanitizer, int(records[at]) >> SHIFT
-            where = sanitizer.name_cell("shared", self.shadow, int(pieces.cells[at]), 0)
-            raise sanitizer.fault(int(pieces.lanes[at]), pieces.site, f"{where}, {what} here, was written by plain stores at "
-                                  f"{sanitizer.line_at(time)} without fence.proxy.async behind them", MissingProxyFence)
+            where = sanitizer.name_cell("shared", shadow, int(pieces.cells[at]), 0)
+            raise sanitizer.fault(int(pieces.lanes[at]), pieces.site, f"wgmma or TMA reads {where}, written by plain stores at "
+                                  f"{sanitizer.line_at(time)}, without fence.proxy.async behind them", MissingProxyFence)
 
-    def site_of(self, cell: int) -> int:
-        """Where the write was issued that is under way to a cell."""
-        return next((site for cells, site in reversed(self.issued) if (cells == cell).any()), -1)
+    def site_of(self, cell: int, reading: bool) -> int:
+        """Where the write (read) was issued that is under way to (of) a cell."""
+        return next((site for cells, site in reversed(self.reading if reading else self.issued) if (cells == cell).any()), -1)

@@ -44,9 +44,7 @@ class Races:
     def load(self, touch) -> None:
         """Plain reads."""
         floor = self._harmless()
-        for name in ("writer", "atomic"):
-            if (at := self._clash(name, touch, floor)) is not None:
-                self._report("read", name, touch, at[0])
+        self._judge("read", touch, ((name, self._clash(name, touch, floor)) for name in ("writer", "atomic")))
         reader, other = self.shadow.records["reader"], self.shadow.records["other"]
         now = self.sanitizer.clocks.now << SHIFT
         mine = now | touch.readers
@@ -74,13 +72,11 @@ class Races:
     def store(self, touch, same_value) -> None:
         """Plain writes.  same_value(positions, winners): do these pairs write what is there, or what the winners do?"""
         floor, shadow = self._harmless(), self.shadow
-        for name in ("reader", "other", "atomic", "writer"):
-            if (at := self._clash(name, touch, floor)) is not None:
-                if name == "writer":
-                    at = at[(shadow.records[name][touch.every()[0][at]] >= FUTURE) | ~same_value(at, None)]
-                    if not len(at):
-                        continue
-                self._report("write", name, touch, at[0])
+        clashes = [(name, self._clash(name, touch, floor)) for name in ("reader", "other", "atomic", "writer")]
+        name, at = clashes[-1]
+        if at is not None:
+            clashes[-1] = name, at[(shadow.records[name][touch.every()[0][at]] >= FUTURE) | ~same_value(at, None)]
+        self._judge("write", touch, clashes)
         now = self.sanitizer.clocks.now << SHIFT
         shadow.records["writer"][touch.cells] = now | touch.writers
         if touch.pattern.winners is not None:
@@ -94,10 +90,23 @@ class Races:
     def atomic(self, touch, writes: bool = True) -> None:
         """Atomic, volatile, relaxed and stronger accesses."""
         floor = self._harmless()
-        for name in ("writer", "reader", "other") if writes else ("writer",):
-            if (at := self._clash(name, touch, floor)) is not None:
-                self._report("atomic access", name, touch, at[0])
+        names = ("writer", "reader", "other") if writes else ("writer",)
+        self._judge("atomic access", touch, ((name, self._clash(name, touch, floor)) for name in names))
         self.shadow.records["atomic"][touch.cells] = self.sanitizer.clocks.now << SHIFT | touch.writers
+
+    def _judge(self, does: str, touch, clashes) -> None:
+        """Raise if there is a clash: best one between warps, for its cure holds within them too."""
+        first = None
+        for name, at in clashes:
+            if at is None or not len(at):
+                continue
+            cells, lanes = touch.every()
+            apart = (self.shadow.records[name][cells[at]] & LANE) // WARP != lanes[at] // WARP
+            if apart.any():
+                self._report(does, name, touch, at[np.argmax(apart)])
+            first = first or (name, at[0])
+        if first:
+            self._report(does, first[0], touch, first[1])
 
     def _report(self, does: str, name: str, touch, at: int) -> None:
         sanitizer, site = self.sanitizer, touch.site
@@ -106,8 +115,10 @@ class Races:
         record = int(self.shadow.records[name][cell])
         where = sanitizer.name_cell(self.space, self.shadow, cell, lane)
         if record >= FUTURE:
-            raise sanitizer.fault(lane, site, f"a {does} of {where}, which an asynchronous copy issued at {sanitizer.line_of_flight(cell)} is "
-                                              "still to write: wait for its mbarrier first", InFlight)
+            reading = name in ("reader", "other")
+            raise sanitizer.fault(lane, site, f"a {does} of {where}, which the asynchronous unit issued at "
+                                              f"{sanitizer.line_of_flight(cell, reading)} is still to {'read' if reading else 'write'}: "
+                                              "wait for it first", InFlight)
         chunk, clocks = sanitizer.chunk, sanitizer.clocks
         time, theirs = record >> SHIFT, record & LANE
         if theirs >= chunk.count and time > clocks.start:
@@ -115,7 +126,7 @@ class Races:
                                               "wait for the phase of its mbarrier first", Race)
         earlier = time <= clocks.start
         if not earlier and theirs // WARP == lane // WARP:
-            cure = "__syncwarp() between them would order them"
+            cure = "__syncwarp(), or a barrier, between them would order them"
         elif not earlier and chunk.block_of[theirs] == chunk.block_of[lane]:
             cure = "a barrier (__syncthreads()) between them would order them"
         else:

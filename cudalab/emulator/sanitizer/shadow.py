@@ -50,10 +50,8 @@ class Shadow:
         return first if number == 1 else (first[:, None] + np.arange(number)).reshape(-1)
 
     def span(self, start: int, nbytes: int) -> slice:
-        """The cells of a stretch of the flat memory, which begins and ends with a cell of 4 bytes or has been refined to."""
-        if (start | nbytes) & (self.unit - 1):
-            self.refine(1)
-        return slice((start - self.start) // self.unit, (start - self.start + nbytes) // self.unit)
+        """The cells of an allocation, which starts with a cell and behind which lies a gap."""
+        return slice((start - self.start) // self.unit, -(-(start - self.start + nbytes) // self.unit))
 
     def forget(self) -> None:
         """Nothing has been written."""

@@ -32,7 +32,7 @@ class Sanitizer(Observer):
         self.everywhere = Shadow(0, memory.param_start)
         for name in unset:
             region = memory.named[name]
-            self.everywhere.unset[self.everywhere.span(region.start - GLOBAL, region.end - GLOBAL)] = True
+            self.everywhere.unset[self.everywhere.span(region.start - GLOBAL, region.end - region.start)] = True
         self.everywhere.any_unset = bool(unset)
         self.scratch: dict[str, np.ndarray] = {}
         self.launched = None
@@ -45,7 +45,7 @@ class Sanitizer(Observer):
 
     def _span(self, name: str) -> slice:
         region = self.memory.named[name]
-        return self.everywhere.span(region.start - GLOBAL, region.end - GLOBAL)
+        return self.everywhere.span(region.start - GLOBAL, region.end - region.start)
 
     def begin(self, chunk):
         memory = chunk.memory
@@ -110,18 +110,12 @@ class Sanitizer(Observer):
         strong, release, acquire = self._strength(site)
         races = self.races[place.space]
         if kind == "atomic" or strong:
-            index = touch.index
-            if kind != "store":
-                self.flags.read(index, lanes, acquire)
             races.atomic(touch, kind != "load")
-            if kind != "load":
-                self.flags.write(index, lanes, release)
+            self.flags.access(touch.index, lanes, kind, release, acquire)
         elif kind == "load":
             races.load(touch)
         else:
             races.store(touch, self._comparison(touch, given))
-            if kind == "copy":
-                self.proxies.start_copy(touch)
 
     def _strength(self, site: int) -> tuple[bool, bool, bool]:
         if site not in self.strong:
@@ -253,7 +247,11 @@ class Sanitizer(Observer):
 
     def async_done(self, index, size, key, site):
         self.tick(site)
-        self.proxies.done(index, size, key, site)
+        self.proxies.done(index, size, key, np.zeros(1, np.int64), site)
+
+    def async_read_done(self, index, size, lanes, site):
+        self.tick(site)
+        self.proxies.read_done(index, size, lanes, site)
 
     # -- naming
 
@@ -266,17 +264,18 @@ class Sanitizer(Observer):
         site = self.sites[number] if 0 <= number < len(self.sites) else -1
         return self.chunk.where(site) if site >= 0 else "an unknown place"
 
-    def line_of_flight(self, cell: int) -> str:
-        """Where the asynchronous write was issued that is under way to a cell of shared memory."""
-        site = self.proxies.site_of(cell)
+    def line_of_flight(self, cell: int, reading: bool) -> str:
+        """Where the asynchronous write (read) was issued that is under way to (of) a cell."""
+        site = self.proxies.site_of(cell, reading)
         return self.chunk.where(site) if site >= 0 else "an unknown place"
 
     def check_pieces(self, pieces) -> None:
         """Raise where an asynchronous unit reads what nobody has written."""
-        unset = self.shared.unset[pieces.cells]
+        shadow = self.shadows[pieces.space]
+        unset = shadow.unset[pieces.cells]
         if unset.any():
             at = int(np.argmax(unset))
-            where = self.name_cell("shared", self.shared, int(pieces.cells[at]), 0)
+            where = self.name_cell(pieces.space, shadow, int(pieces.cells[at]), 0)
             raise self.fault(int(pieces.lanes[at]), pieces.site, f"uninitialised read by an asynchronous unit: nobody has written {where}",
                              Uninitialised)
 
