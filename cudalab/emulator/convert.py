@@ -65,9 +65,10 @@ def narrow(value, dtype):
 
 
 def _int_to_float(code, ins, result, source, target, a):
-    value = f"int_to_float({code.value(a, source)}, {result.name!r}, {_mode(ins)!r})"
-    kind = result if result.bits > 16 else TYPES["b16"]
-    code.assign(target, f"saturate({value})" if ins.has("sat") else value, kind)
+    value = code.value(a, source)
+    if ins.has("sat"):  # nothing between 0 and 1 is an integer
+        value = f"np.clip({value}, {code.constant(source.dtype.type(0))}, {code.constant(source.dtype.type(1))})"
+    code.assign(target, f"int_to_float({value}, {result.name!r}, {_mode(ins)!r})", result if result.bits > 16 else TYPES["b16"])
 
 
 @runtime
@@ -79,13 +80,11 @@ def int_to_float(value, name, mode):
     if name == "f64" and mode == "rn":
         return value.astype(np.float64)
     value = np.asarray(value)
-    upper, lower = (value >> value.dtype.type(16)).astype(np.float64) * 65536.0, (value & value.dtype.type(0xFFFF)).astype(np.float64)
-    if value.dtype.itemsize == 8:
-        half = value.dtype.type(32)
-        upper = (value >> half).astype(np.float64) * 4294967296.0
-        lower = (value & value.dtype.type(0xFFFFFFFF)).astype(np.float64)
-    if value.dtype.itemsize <= 2:
+    if value.dtype.itemsize < 8:
         upper, lower = value.astype(np.float64), np.zeros(value.shape)
+    else:
+        upper = (value >> value.dtype.type(32)).astype(np.float64) * 4294967296.0
+        lower = (value & value.dtype.type(0xFFFFFFFF)).astype(np.float64)
     if name == "f32":
         return np.where(value == 0, np.float32(0), total_to_f32(upper, lower, mode))[()]
     total, error = two_sum(upper, lower)
@@ -154,27 +153,47 @@ def as_float32(value, mode):
 
 
 def _pack(code, ins, result, source, target, operands):
-    """Two values into one register: the first operand is the upper half."""
-    name = result.name[:-2]
-    if name not in ("f16", "bf16") or source.name != "f32" or len(operands) != 2:
+    """Two values into one register: the first operand, or the upper half of a pair, is the upper half."""
+    name, flags = result.name[:-2], f"{_mode(ins)!r}, {ins.has('satfinite')}, {ins.has('relu')}"
+    if source.name == "f32" and len(operands) == 2 and name in ("f16", "bf16", "e4m3", "e5m2"):
+        upper, lower = (f"encode({_real(code, ins, o, source)}, {name!r}, {flags})" for o in operands)
+        code.assign(target, f"join_halves({upper}, {lower})", f"b{result.bits}")
+        return
+    forms = source.name[:-2], name
+    if forms not in (("e4m3", "f16"), ("e5m2", "f16"), ("f16", "e4m3"), ("f16", "e5m2")) or len(operands) != 1:
         raise PtxError(f"this form of cvt is not supported: {ins}")
-    upper, lower = (f"encode({_real(code, ins, o, source)}, {name!r}, {_mode(ins)!r}, {ins.has('satfinite')}, {ins.has('relu')})"
-                    for o in operands)
-    code.assign(target, f"{upper}.astype(u4) << {code.constant(np.uint32(16))} | {lower}", "b32")
-
-
-@instruction("cvt.pack", modifiers="sat")
-def cvt_pack(code, ins):
-    """Two integers clamped and packed, above what is shifted up of a third."""
-    packed, wide, *_ = ins.types
-    target, a, b, *c = ins.operands
-    pieces = f"narrow({code.value(a, wide)}, {code.constant(packed.dtype)}), narrow({code.value(b, wide)}, {code.constant(packed.dtype)})"
-    third = code.value(c[0], "b32") if c else code.constant(np.uint32(0))
-    code.assign(target, f"pack_integers({pieces}, {third}, {packed.bits})", "b32")
+    pair = code.temp(f"split_halves({code.value(operands[0], f'b{source.bits}')})")
+    upper, lower = (f"encode(decode32({pair}[{n}], {forms[0]!r}), {name!r}, {flags})" for n in (1, 0))
+    code.assign(target, f"join_halves({upper}, {lower})", f"b{result.bits}")
 
 
 @runtime
-def pack_integers(a, b, c, bits):
-    kind = f"u{a.dtype.itemsize}"
-    one = np.asarray(a).view(kind).astype(np.uint32) << np.uint32(bits) | np.asarray(b).view(kind).astype(np.uint32)
-    return (c << np.uint32(2 * bits) | one)[()]
+def join_halves(upper, lower):
+    """Two numbers of 8 or 16 bits in one of twice as many."""
+    wide = np.dtype(f"u{2 * upper.dtype.itemsize}")
+    return upper.astype(wide) << wide.type(8 * upper.dtype.itemsize) | lower
+
+
+@runtime
+def split_halves(value):
+    """The lower and the upper half of numbers of 16 or 32 bits."""
+    narrow = np.dtype(f"u{value.dtype.itemsize // 2}")
+    return value.astype(narrow), (value >> value.dtype.type(8 * narrow.itemsize)).astype(narrow)
+
+
+@instruction("cvt.pack", modifiers="sat u4 s4 u2 s2")
+def cvt_pack(code, ins):
+    """Two integers clamped and packed, above what is shifted up of a third."""
+    kind = ins.parts[3]
+    bits = int(kind[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+    target, a, b, *c = ins.operands
+    third = code.value(c[0], "b32") if c else code.constant(np.uint32(0))
+    code.assign(target, f"pack_integers({code.value(a, 's32')}, {code.value(b, 's32')}, {third}, {low}, {high}, {bits})", "b32")
+
+
+@runtime
+def pack_integers(a, b, c, low, high, bits):
+    a, b = (np.clip(x, np.int32(low), np.int32(high)).astype(np.uint32) & np.uint32((1 << bits) - 1) for x in (a, b))
+    above = c << np.uint32(2 * bits) if bits < 16 else np.uint32(0)
+    return above | a << np.uint32(bits) | b

@@ -26,7 +26,12 @@ FORMATS = {f.name: f for f in (
     Format("f16", 16, 11, -14, 65504.0, 0x7FFF),
     Format("bf16", 16, 8, -126, float(np.uint32(0x7F7F0000).view(np.float32)), 0x7FFF),
     Format("tf32", 32, 11, -126, float(np.uint32(0x7F7FE000).view(np.float32)), 0x7FFFFFFF),
+    Format("e4m3", 8, 4, -6, 448.0, 0x7F),
+    Format("e5m2", 8, 3, -14, 57344.0, 0x7F),
 )}
+E4M3 = np.array([(1 - (b >> 7) * 2) * ((b & 7) + 8 * (b >> 3 & 15 > 0)) * 2.0 ** (max(b >> 3 & 15, 1) - 10) for b in range(256)], np.float32)
+E4M3[[0x7F, 0xFF]] = np.nan
+E4M3[0x80] = -0.0
 ROUND = dict(rn=np.rint, rz=np.trunc, rm=np.floor, rp=np.ceil, rna=lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x))
 
 
@@ -59,11 +64,21 @@ def encode(value, name, mode="rn", finite=False, relu=False):
         exact = quantise(value.astype(np.float64), form, mode, finite)
         if name == "f16":
             bits = exact.astype(np.float16).view(np.uint16)
+        elif form.bits == 8:
+            bits = eight_bits(exact, form)
         else:
             bits = exact.astype(np.float32).view(np.uint32)
             bits = (bits >> np.uint32(16)).astype(np.uint16) if name == "bf16" else bits
     lost = np.isnan(value)
     return np.where(lost, bits.dtype.type(form.nan), bits)[()] if lost.any() else np.asarray(bits)[()]
+
+
+def eight_bits(value: np.ndarray, form: Format) -> np.ndarray:
+    """The bits of finite values that a format of 8 bits has: its largest exponent holds numbers, or an infinity that nobody asks for."""
+    exponent = np.where(value == 0, form.lowest, np.maximum(np.frexp(value)[1] - 1, form.lowest))
+    whole = np.abs(np.ldexp(value, form.precision - 1 - exponent))  # the hidden bit adds one to the stored exponent
+    stored = np.where(np.isfinite(whole), whole, 0).astype(np.uint8) + (exponent - form.lowest << form.precision - 1).astype(np.uint8)
+    return stored | np.signbit(value).astype(np.uint8) << np.uint8(7)
 
 
 @runtime
@@ -74,8 +89,12 @@ def decode(bits, name):
 
 @runtime
 def decode32(bits, name):
-    """The bits of f16, bf16 or tf32 as float32, which holds them exactly."""
+    """The bits of a format as float32, which holds them exactly."""
     bits = np.asarray(bits)
+    if name == "e5m2":
+        return (bits.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)[()]
+    if name == "e4m3":
+        return E4M3.take(bits)
     if name == "f16":
         return bits.view(np.float16).astype(np.float32)[()]
     if name == "bf16":
