@@ -137,6 +137,13 @@ class Code:
             self._cache[key] = self.temp(expression)
         return self._cache[key]
 
+    def keep(self, what, registers: tuple[Register, ...], variable: str) -> None:
+        """A local variable is what `derived` would compute of these registers; they need not hold it if nothing else reads them."""
+        slots = tuple(self.image.slot(r) for r in registers)
+        for slot in slots:
+            self._forget(slot)
+        self._cache[what, slots] = variable
+
     def once(self, what: str, expression: str) -> str:
         """A local variable for something that depends on the lanes of the segment alone."""
         key = ("once", "once", what)

@@ -19,6 +19,7 @@ from cudalab.emulator.errors import PtxError
 from cudalab.emulator.fragments import FRAGMENTS, HALF_C, Fragments, Map
 from cudalab.emulator.matrix import together
 from cudalab.emulator.program import Register, Vector
+from cudalab.emulator.segments import registers_of
 from cudalab.emulator.rounding import fma64
 from cudalab.emulator.table import instruction, runtime
 
@@ -97,11 +98,26 @@ def mma(code, ins):
     factors = [fragment(code, operand.items, held, kind) for operand, held, kind in
                ((a, form.fragments.a, form.kinds[0]), (b, form.fragments.b, form.kinds[1]), (c, form.c, form.result))]
     result = code.temp(f"multiply_add(chunk, {code.constant(form)}, {', '.join(factors)})")
-    registers = code.temp(f"registers_of({code.constant(form)}, {result})")
-    for number, item in enumerate(target.items):
-        code.assign(item, f"{registers}[{number}]", "b32" if form.result == "f16" else form.result)
-    if code.mask is None and all(isinstance(item, Register) for item in target.items) and len(set(target.items)) == len(target.items):
-        code.derived((form.c, form.result), target.items, result)  # the accumulator of the next mma
+    plain = code.mask is None and all(isinstance(item, Register) for item in target.items) and len(set(target.items)) == len(target.items)
+    if not (plain and passed_on(code, target, form)):
+        registers = code.temp(f"in_registers({code.constant(form)}, {result})")
+        for number, item in enumerate(target.items):
+            code.assign(item, f"{registers}[{number}]", "b32" if form.result == "f16" else form.result)
+    if plain:
+        code.keep((form.c, form.result), target.items, result)  # the accumulator of the next mma
+
+
+def passed_on(code, target: Vector, form: Form) -> bool:
+    """Are the registers of D next read, in this segment, by an mma that adds to them and writes them, and that alone?"""
+    names = set(target.items)
+    for other in code.image.instructions[code.site + 1:code.segment.end]:
+        if other.predicate in names or any(names.intersection(registers_of(operand)) for operand in other.operands):
+            if other.parts[:2] != ("mma", "sync") or other.predicate is not None:
+                return False
+            d, a, b, c = other.operands
+            return d == target and c == target and not names.intersection((*registers_of(a), *registers_of(b))) \
+                and form_of(other).c == form.c and form_of(other).result == form.result
+    return False
 
 
 def fragment(code, items, held: Map, kind: str) -> str:
@@ -128,7 +144,7 @@ def multiply_add(chunk, form: Form, a, b, c) -> np.ndarray:
 
 
 @runtime
-def registers_of(form: Form, result: np.ndarray) -> list[np.ndarray]:
+def in_registers(form: Form, result: np.ndarray) -> list[np.ndarray]:
     """The registers of D, one value a lane each."""
     held = form.c.scatter(result)
     return [values.view(np.uint32)[:, 0] if form.result == "f16" else values.reshape(-1) for values in held]
