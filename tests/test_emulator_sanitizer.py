@@ -5,16 +5,19 @@ import re
 import shutil
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cudalab import registry
 from cudalab.check import check_step, draw, generator
 from cudalab.emulator import Emulator
+from cudalab.spec import TensorMap
 from emulated import compile_cuda
-from mutants import LADDER, SMALL
+from mutants import HOPPER, LADDER, SMALL
 
 FOLDER = Path(__file__).parent / "mutants"
+KERNELS = Path(__file__).parent / "kernels"
 
 
 def floats(*shape):
@@ -122,3 +125,48 @@ def test_bugs_in_the_ladder_are_found(mutant, tmp_path):
     with pytest.raises(mutant.fault, match=mutant.says) as found:
         Emulator(sanitize=True).run(plan, draw(step.op, problem, "normal", generator(0)))
     assert re.search(rf"{source.name}:\d+", str(found.value)) and "\n" not in str(found.value)
+
+
+# -- Hopper
+
+
+def run_hopper_tile(text: str, k: int, cluster: int, delivery: str) -> None:
+    """200 x 100 x k of the warp-specialised tile kernel, exact on small integers."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (rows, k)).astype(ml_dtypes.bfloat16) for rows in (200, 100))
+    maps = (TensorMap("A", "bf16", (k, 200), (64, 128 // cluster), swizzle=128), TensorMap("B", "bf16", (k, 100), (64, 64), swizzle=128))
+    ptx = compile_cuda((KERNELS / "hopper.cuh").read_text() + text, "sm_90a", f"-DCLUSTER={cluster}")
+    c = Emulator(delivery=delivery, sanitize=True).run_ptx(
+        ptx, "k", (2, 2), 384, (*maps, np.zeros((200, 100), "f4"), np.int32(200), np.int32(100), np.int32(k)), unset=(3,),
+        smem=3 * (128 + 64) * 64 * 2, cluster=(cluster, 1, 1) if cluster > 1 else None, buffers=dict(A=a.view("u2"), B=b.view("u2")))[0]
+    np.testing.assert_array_equal(c, a.astype("f4") @ b.astype("f4").T)
+
+
+def run_tma_store(text: str, delivery: str) -> None:
+    x = floats(2, 5, 128)
+    ptx = compile_cuda((KERNELS / "hopper.cuh").read_text() + text, "sm_90a")
+    y = Emulator(delivery=delivery, sanitize=True).run_ptx(ptx, "k", 2, 128, (x, np.zeros_like(x), np.int32(5)), unset=(2,))[1]
+    np.testing.assert_array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize("delivery", ["lazy", "eager"])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_hopper_tiles_are_clean(cluster, delivery):
+    run_hopper_tile((KERNELS / "hopper_tile.cu").read_text(), 504, cluster, delivery)
+
+
+@pytest.mark.parametrize("delivery", ["lazy", "eager"])
+def test_a_tma_store_is_clean(delivery):
+    run_tma_store(small_text("tma_store"), delivery)
+
+
+@pytest.mark.parametrize("delivery", ["lazy", "eager"])
+@pytest.mark.parametrize("mutant", HOPPER, ids=lambda mutant: mutant.id)
+def test_bugs_in_hopper_kernels_are_found(mutant, delivery):
+    with pytest.raises(mutant.fault, match=mutant.says) as found:
+        if mutant.kernel == "tma_store":
+            run_tma_store(change(small_text("tma_store"), mutant), delivery)
+        else:
+            text = change((KERNELS / "hopper_tile.cu").read_text(), mutant)
+            run_hopper_tile(text, 128 if "accumulators" in mutant.name else 504, 1, delivery)
+    assert "\n" not in str(found.value)

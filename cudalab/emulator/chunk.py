@@ -14,6 +14,7 @@ from cudalab.emulator.memory import BLOCK_ALIGN, RANK_SHIFT, UNSET, Memory
 from cudalab.emulator.table import WAITERS, runtime
 
 WARP = 32
+TEXT = 100  # characters of an instruction in a message
 
 
 @runtime
@@ -181,7 +182,8 @@ class Chunk:
 
     def where(self, site: int) -> str:
         ins = self.image.instructions[site]
-        return f"{ins.location}, {ins.text!r} (PTX line {ins.ptx_line})" if ins.location else f"{ins.text!r} (PTX line {ins.ptx_line})"
+        text = ins.text if len(ins.text) <= TEXT else ins.text[:TEXT] + "…"
+        return f"{ins.location}, {text!r} (PTX line {ins.ptx_line})" if ins.location else f"{text!r} (PTX line {ins.ptx_line})"
 
 
 @functools.lru_cache(maxsize=64)

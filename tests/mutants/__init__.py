@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cudalab.emulator import Deadlock, KernelFault
-from cudalab.emulator.sanitizer import DivergentBarrier, InFlight, Race, Uninitialised
+from cudalab.emulator.sanitizer import DivergentBarrier, InFlight, MissingProxyFence, Race, Uninitialised
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ STREAM = (("WORKERS", 5), ("BM", 32), ("BN", 128), ("SLICES", 1), ("BK", 8), ("S
 
 def race(before: str, cure: str) -> str:
     """The pattern of a race's message: the earlier access by block and thread with its line, the cure, the later line."""
-    return rf"race on .*{before} by (block .*thread .*|another lane of its warp) at \S+\.cu:\d+.*not ordered; {cure}.*; block .*thread .*\.cu:\d+"
+    return rf"race on .*{before} by (block .*thread .*|another lane of its warp) at \S+:\d+.*not ordered; {cure}.*; block .*thread .*\.cu:\d+"
 
 
 LADDER = [
@@ -157,4 +157,38 @@ SMALL = [
            race("write", WARP)),
     Mutant("element of a local table not set", "stencil", "j <= 2 * R; ++j) table[order[j]] =", "j < 2 * R; ++j) table[order[j]] =", Uninitialised,
            r"nobody has written the 2 bytes at local address \d+; give the variable a value first"),
+]
+
+UNDER_WAY = r"a (read|write) of the 4 bytes at shared address \d+, which the asynchronous unit issued at \S+:\d+.*is still to "
+RACES_COPY = r"races with the asynchronous copy issued at \S+:\d+.*wait for the phase of its mbarrier first"
+STUCK = r"cannot go on: .*thread .* waits? for parity \d of the mbarrier at shared address \d+ of block .*arrivals outstanding"
+
+HOPPER = [
+    Mutant("full barrier not waited for", "hopper_tile", "wait(full + s, round & 1);", "", KernelFault, f"{UNDER_WAY}write|{RACES_COPY}"),
+    Mutant("wrong parity of the full barrier", "hopper_tile", "wait(full + s, round & 1);", "wait(full + s, ~round & 1);", KernelFault,
+           f"{UNDER_WAY}write|{STUCK}"),
+    Mutant("empty barrier not waited for", "hopper_tile", "wait(empty + s, ~round & 1);", "", KernelFault,
+           f"an arrival more than the mbarrier|{RACES_COPY}"),
+    Mutant("wrong parity of the empty barrier", "hopper_tile", "wait(empty + s, ~round & 1);", "wait(empty + s, round & 1);", Deadlock, STUCK),
+    Mutant("too few bytes expected", "hopper_tile", "expect(full + s, A_BYTES + B_BYTES);", "expect(full + s, A_BYTES);", KernelFault,
+           f"{STUCK}|{UNDER_WAY}|{RACES_COPY}"),
+    Mutant("too many bytes expected", "hopper_tile", "expect(full + s, A_BYTES + B_BYTES);", "expect(full + s, A_BYTES + B_BYTES + 16);",
+           Deadlock, STUCK),
+    Mutant("one arrival too many expected", "hopper_tile", "CONSUMERS * CLUSTER);", "CONSUMERS * CLUSTER + 1);", Deadlock, STUCK),
+    Mutant("one consumer not waited for", "hopper_tile", "CONSUMERS * CLUSTER);", "1);", KernelFault, f"an arrival more|{RACES_COPY}"),
+    Mutant("slot given back before wgmma has read it", "hopper_tile", "mma_wait<0>();", "mma_wait<1>();", InFlight,
+           f"{UNDER_WAY}read: wait for it first"),
+    Mutant("group not committed", "hopper_tile", "            mma_commit();\n", "", InFlight, f"{UNDER_WAY}read: wait for it first"),
+    Mutant("all stages in one place", "hopper_tile", "load_2d(bs + s * B_BYTES, &b", "load_2d(bs, &b", KernelFault, f"{UNDER_WAY}write|{RACES_COPY}"),
+    Mutant("barriers used before all know them", "hopper_tile", "if (CLUSTER > 1) cluster_sync(); else __syncthreads();", "", Race,
+           r"race on .* and the write by .*mbarrier.init.* are not ordered; a barrier"),
+    Mutant("accumulators read too early", "hopper_tile", "            mma_wait<0>();\n", "", InFlight,
+           r"this reads a register that wgmma at \S+:\d+.* still uses; wgmma.wait_group must wait|" + UNDER_WAY),
+    Mutant("missing proxy fence", "tma_store", "        fence_async();\n", "", MissingProxyFence,
+           r"wgmma or TMA reads the 4 bytes at shared address \d+, written by plain stores at \S+:\d+.*without fence.proxy.async"),
+    Mutant("stored before the tile is complete", "tma_store", "__syncthreads();  // the tile is complete", "", KernelFault,
+           r"uninitialised read by an asynchronous unit|" + race("write", "")),
+    Mutant("written while it is read", "tma_store", "if (t == 0) bulk_wait_read<0>();", "", InFlight, f"{UNDER_WAY}read: wait for it first"),
+    Mutant("written before others know that it was read", "tma_store", "__syncthreads();  // nobody writes before that", "", KernelFault,
+           f"{UNDER_WAY}read|" + race("read", EITHER)),
 ]

@@ -45,6 +45,18 @@ class Proxies:
         if "proxy.async" in mnemonic:
             self.fenced[slice(None) if lanes is None else lanes] = self.clocks.now
 
+    def meet(self, key, lanes, site: int) -> None:
+        """Lanes use an mbarrier: its initialisation is a plain write of its eight bytes, everything else atomic."""
+        if key[0] != "mbarrier":
+            return
+        sanitizer = self.sanitizer
+        pieces = Pieces("shared", sanitizer.shared, np.full(len(lanes), key[1]), 8, lanes, site)
+        if sanitizer.chunk.image.instructions[site].has("init"):
+            sanitizer.shared.unset[pieces.cells] = False
+            sanitizer.races["shared"].store(pieces, lambda at, winners: np.zeros(len(at), bool))
+        else:
+            sanitizer.races["shared"].atomic(pieces)
+
     def release(self, key, lanes) -> None:
         self._put(key, self.clocks.snapshot(np.asarray(lanes)))
 

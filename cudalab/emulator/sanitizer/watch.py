@@ -12,6 +12,7 @@ from cudalab.emulator.sanitizer.faults import Uninitialised
 from cudalab.emulator.sanitizer.flags import Flags
 from cudalab.emulator.sanitizer.proxies import Proxies
 from cudalab.emulator.sanitizer.races import Races
+from cudalab.emulator.sanitizer.registers import Registers
 from cudalab.emulator.sanitizer.shadow import SHIFT, Shadow
 from cudalab.emulator.sanitizer.touch import Pattern, Touch
 
@@ -69,6 +70,7 @@ class Sanitizer(Observer):
         self.shadows = {"global": self.everywhere, "shared": self.shared, "local": self.local}
         self.races = {"global": Races(self, "global", self.everywhere, near=False), "shared": Races(self, "shared", self.shared, near=alone)}
         self.proxies = Proxies(self)
+        self.registers_taken = Registers(self)
         self.given = None
         self.patterns: dict = {}
         self.strong: dict[int, tuple] = {}  # instruction -> (is it strong?, release?, acquire?)
@@ -81,6 +83,7 @@ class Sanitizer(Observer):
 
     def segment(self, segment, lanes):
         self.patterns.clear()
+        self.registers_taken.segment(segment, lanes)
 
     def tick(self, site: int) -> int:
         """The time of a new event at an instruction."""
@@ -231,10 +234,14 @@ class Sanitizer(Observer):
         self.tick(site)
 
     def release(self, key, lanes, site):
+        self.tick(site)
+        self.proxies.meet(key, lanes, site)
         self.proxies.release(key, lanes)
         self.tick(site)
 
     def acquire(self, key, lanes, site):
+        self.tick(site)
+        self.proxies.meet(key, lanes, site)
         self.proxies.acquire(key, lanes)
 
     def async_read(self, index, size, lanes, site):
@@ -252,6 +259,12 @@ class Sanitizer(Observer):
     def async_read_done(self, index, size, lanes, site):
         self.tick(site)
         self.proxies.read_done(index, size, lanes, site)
+
+    def registers(self, slots, lanes, site):
+        self.registers_taken.take(slots, lanes, site)
+
+    def registers_done(self, lanes, sites, site):
+        self.registers_taken.give(lanes, sites, site)
 
     # -- naming
 
