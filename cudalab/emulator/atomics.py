@@ -16,7 +16,7 @@ from cudalab.emulator.types import TYPES
 OPERATIONS = "and or xor cas exch add inc dec min max"
 FEW = 24  # meetings at one address up to which all addresses are served in rounds
 INTEGER = {"add": np.add, "min": np.minimum, "max": np.maximum, "xor": np.bitwise_xor, "and": np.bitwise_and, "or": np.bitwise_or}
-ATOMIC_TYPES = "b16 b32 b64 u32 s32 u64 s64 f32 f64 f16 f16x2 bf16 bf16x2"
+ATOMIC_TYPES = "b16 b32 b64 b128 u32 s32 u64 s64 f32 f64 f16 f16x2 bf16 bf16x2"
 
 
 @instruction("atom", types=ATOMIC_TYPES, modifiers=f"{OPERATIONS} {ORDER} acq_rel noftz v2 v4 v8 {CACHE} {WHERE}")

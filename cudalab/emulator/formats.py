@@ -29,9 +29,21 @@ FORMATS = {f.name: f for f in (
     Format("e4m3", 8, 4, -6, 448.0, 0x7F),
     Format("e5m2", 8, 3, -14, 57344.0, 0x7F),
 )}
-E4M3 = np.array([(1 - (b >> 7) * 2) * ((b & 7) + 8 * (b >> 3 & 15 > 0)) * 2.0 ** (max(b >> 3 & 15, 1) - 10) for b in range(256)], np.float32)
-E4M3[[0x7F, 0xFF]] = np.nan
-E4M3[0x80] = -0.0
+
+
+def _values_of_8_bits(form: Format, bias: int, infinite: bool) -> np.ndarray:
+    """What each of the 256 numbers of 8 bits means."""
+    numbers, fraction = np.arange(256), form.precision - 1
+    exponent, below = numbers >> fraction & (1 << 7 - fraction) - 1, numbers & (1 << fraction) - 1
+    value = np.ldexp((below + (exponent > 0) * (1 << fraction)).astype(np.float32), np.maximum(exponent, 1) - bias - fraction)
+    if infinite:
+        value = np.where(exponent < 31, value, np.where(below == 0, np.float32(np.inf), np.float32(np.nan)))
+    else:
+        value[numbers & 127 == form.nan] = np.nan
+    return np.where(numbers < 128, value, -value)
+
+
+EIGHT_BITS = dict(e4m3=_values_of_8_bits(FORMATS["e4m3"], 7, False), e5m2=_values_of_8_bits(FORMATS["e5m2"], 15, True))
 ROUND = dict(rn=np.rint, rz=np.trunc, rm=np.floor, rp=np.ceil, rna=lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x))
 
 
@@ -91,10 +103,8 @@ def decode(bits, name):
 def decode32(bits, name):
     """The bits of a format as float32, which holds them exactly."""
     bits = np.asarray(bits)
-    if name == "e5m2":
-        return (bits.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)[()]
-    if name == "e4m3":
-        return E4M3.take(bits)
+    if name in EIGHT_BITS:
+        return EIGHT_BITS[name].take(bits)
     if name == "f16":
         return bits.view(np.float16).astype(np.float32)[()]
     if name == "bf16":
