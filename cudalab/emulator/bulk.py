@@ -141,8 +141,8 @@ def combiner(operation: str, name: str):
     combine, dtype = combination(operation, name, "global"), TYPES[name].dtype if name != "f16" else np.dtype(np.uint16)
 
     def apply(old, new):
-        old, new = (np.ascontiguousarray(x) for x in (old, new))
-        return np.ascontiguousarray(combine(old.view(dtype), new.view(dtype))).astype(dtype).view(old.dtype)
+        flat = [np.ascontiguousarray(x).reshape(-1).view(dtype) for x in (old, new)]
+        return np.ascontiguousarray(combine(*flat)).astype(dtype).view(old.dtype).reshape(old.shape)
     return apply
 
 

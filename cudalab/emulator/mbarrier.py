@@ -219,13 +219,17 @@ class Mbarriers(Waiter):
             transfers.deliver(barriers=self.index)
 
     def waiting(self):
-        found = []
+        found = {}
         for held in self.held:
-            for number in np.unique(held.numbers):
-                of = held.numbers == number
-                what = f"parity {held.wanted[of][0]}" if held.parity else f"phase {held.wanted[of][0]}"
-                found.append((held.lanes[of], held.site, f"{what} of the mbarrier at {self.describe(number)}"))
-        return found
+            for number, wanted in np.unique(np.stack([held.numbers, held.wanted]), axis=1).T.tolist():
+                of = (held.numbers == number) & (held.wanted == wanted)
+                what = f"parity {wanted}" if held.parity else f"phase {wanted >> PHASE_SHIFT}"
+                # the same place of another block is in the same line: of many blocks the report names one
+                key = held.site, what, int(self.index[number] - self.memory.shared_start) % self.chunk.shared_stride
+                lanes, first = found.get(key, (held.lanes[:0], number))
+                found[key] = np.concatenate([lanes, held.lanes[of]]), first
+        return [(np.sort(lanes), site, f"{what} of the mbarrier at {self.describe(first)}")
+                for (site, what, _), (lanes, first) in found.items()]
 
     def describe(self, number: int) -> str:
         tx = self.tx[number]

@@ -13,21 +13,32 @@ DEV void cluster_sync() { cluster_arrive(); cluster_wait(); }
 DEV void init(u64* b, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared(b)), "r"(n) : "memory"); }
 DEV void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory"); }
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-DEV void expect(u64* b, u32 n) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared(b)), "r"(n) : "memory"); }
-DEV u64 arrive(u64* b) { u64 s; asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(s) : "r"(shared(b)) : "memory"); return s; }
+DEV void expect(u64* b, u32 n) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared(b)), "r"(n) : "memory");
+}
+DEV u64 arrive(u64* b) {
+    u64 s;
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(s) : "r"(shared(b)) : "memory");
+    return s;
+}
 DEV void arrive_at(u64* b, u32 r) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(mapa(shared(b), r)) : "memory");
 }
 DEV u32 test(u64* b, u64 s) {
-    u32 d; asm volatile("{.reg .pred p; mbarrier.test_wait.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(d) : "r"(shared(b)), "l"(s) : "memory");
+    u32 d;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(d) : "r"(shared(b)), "l"(s) : "memory");
     return d;
 }
 DEV u32 test_parity(u64* b, u32 p) {
-    u32 d; asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(d) : "r"(shared(b)), "r"(p) : "memory");
+    u32 d;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(d) : "r"(shared(b)), "r"(p) : "memory");
     return d;
 }
 DEV void wait(u64* b, u32 parity) {
-    asm volatile("{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" :: "r"(shared(b)), "r"(parity) : "memory");
+    asm volatile("{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}"
+                 :: "r"(shared(b)), "r"(parity) : "memory");
 }
 
 DEV void load_1d(void* to, const Map* m, u64* b, int x) {
@@ -39,7 +50,8 @@ DEV void load_2d(void* to, const Map* m, u64* b, int x, int y) {
                  :: "r"(shared(to)), "l"(m), "r"(shared(b)), "r"(x), "r"(y) : "memory");
 }
 DEV void load_2d_all(void* to, const Map* m, u64* b, int x, int y, u16 blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4}], [%2], %5;"
                  :: "r"(shared(to)), "l"(m), "r"(shared(b)), "r"(x), "r"(y), "h"(blocks) : "memory");
 }
 DEV void load_3d(void* to, const Map* m, u64* b, int x, int y, int z) {
