@@ -3,7 +3,10 @@
 Add a case as a function in CASES that gives (plan or CUDA text, what to run it with); `best of 7` after one run that compiles.
 """
 
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from emulated import compile_cuda  # noqa: E402
 
 from cudalab import registry  # noqa: E402
 from cudalab.emulator import Emulator  # noqa: E402
+from cudalab.emulator.counters import Counters  # noqa: E402
+from cudalab.spec import TensorMap  # noqa: E402
 
 ELEMENTS = 1 << 20
 RNG = np.random.default_rng(0)
@@ -64,8 +69,8 @@ def cuda_case(text: str, grid: int, block: int, *args):
     return lambda: emulator.run_ptx(ptx, "k", grid, block, args)
 
 
-def step_case(name: str, size: int):
-    step, emulator = registry.resolve_step(name), Emulator()
+def step_case(name: str, size: int, **watching):
+    step, emulator = registry.resolve_step(name), Emulator(**watching)
     plan = step.plan(step.op.problem(dict(M=size, N=size, K=size)))
     inputs = {key: RNG.standard_normal((size, size), dtype=np.float32) for key in "AB"}
     return lambda: emulator.run(plan, inputs)
@@ -75,11 +80,34 @@ def numbers(count: int) -> np.ndarray:
     return RNG.random(count, dtype=np.float32)
 
 
+def hopper_case(size: int):
+    """The warp-specialised kernel of tests/kernels: tiles by TMA, products by wgmma."""
+    folder = Path(__file__).resolve().parent / "kernels"
+    ptx, emulator = compile_cuda((folder / "hopper.cuh").read_text() + (folder / "hopper_tile.cu").read_text()), Emulator()
+    maps = TensorMap("A", "bf16", (size, size), (64, 128), swizzle=128), TensorMap("B", "bf16", (size, size), (64, 64), swizzle=128)
+    operands = {name: (RNG.standard_normal((size, size), dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16) for name in "AB"}
+    args = (*maps, np.zeros((size, size), np.float32), *[np.int32(size)] * 3)
+    return lambda: emulator.run_ptx(ptx, "k", (size // 64, size // 128), 384, args, smem=3 * (128 + 64) * 64 * 2, buffers=operands)
+
+
+def cold_case(*words: str):
+    """The command in a process of its own, with nothing compiled before."""
+    def run():
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, "cli.py", *words, "--backend", "emulator"], cwd=Path(__file__).resolve().parent.parent, check=True,
+                           stdout=subprocess.DEVNULL, env=os.environ | dict(CUDALAB_DUMPS=folder, PYTHONPYCACHEPREFIX=folder))
+    return run
+
+
 CASES = {
     "vector-add-1M": lambda: cuda_case(VECTOR_ADD, 1024, 256, *(numbers(ELEMENTS) for _ in range(3)), np.int32(ELEMENTS // 4)),
     "reduction-1M": lambda: cuda_case(REDUCTION, 64, 256, numbers(ELEMENTS), np.zeros(1, np.float32), np.int32(ELEMENTS)),
     "softmax-256x1000": lambda: cuda_case(SOFTMAX, 256, 128, numbers(256000), numbers(256000), np.int32(1000)),
     **{f"sgemm-step{n}-512": lambda n=n: step_case(f"sgemm/{n}", 512) for n in (5, 8, 11)},
+    "sgemm-step5-512-counted": lambda: step_case("sgemm/5", 512, observers=(Counters(),)),
+    "sgemm-step5-512-sanitized": lambda: step_case("sgemm/5", 512, sanitize=True),
+    "wgmma-tma-512": lambda: hopper_case(512),
+    "bench-step5-cold": lambda: cold_case("bench", "step5"),
 }
 
 
@@ -90,7 +118,7 @@ def main(chosen: list[str]) -> None:
             started = time.perf_counter()
             run()
             times.append(time.perf_counter() - started)
-        print(f"{name:20s} {1e3 * min(times[1:]):8.1f} ms   first {1e3 * times[0]:8.1f} ms")
+        print(f"{name:26s} {1e3 * min(times[1:]):8.1f} ms   first {1e3 * times[0]:8.1f} ms")
 
 
 if __name__ == "__main__":

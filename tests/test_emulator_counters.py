@@ -16,6 +16,7 @@ from cudalab.emulator import Emulator
 from cudalab.emulator.counters import Counters, class_of, derived, in_pairs, sectors_asked, wavefronts
 from cudalab.emulator.memory import Place
 from cudalab.emulator.program import Instruction, parts_of
+from cudalab.spec import TensorMap
 
 LANE = np.arange(32)
 
@@ -294,3 +295,22 @@ def test_a_tensor_core_kernel():
         assert all(counts["shared_load_ideal"] == 4 * counts["shared_load_requests"] for counts in lines), "four matrices each"
         assert total["global_load_bytes"] == 2 * (m * k * 2 + k * n), "A is read by both blocks, columns of B by one each"
     assert excess[0] == 0 < excess[1]
+
+
+def test_a_kernel_of_tma_and_wgmma():
+    """What no warp requests is counted by the bytes that move: tiles by TMA, operands by wgmma."""
+    folder = Path(__file__).with_name("kernels")
+    m, n, k = 128, 128, 192
+    maps = TensorMap("A", "bf16", (k, m), (64, 128), swizzle=128), TensorMap("B", "bf16", (k, n), (64, 64), swizzle=128)
+    operands = dict(A=np.zeros((m, k), np.uint16), B=np.zeros((n, k), np.uint16))
+    counters = Counters()
+    Emulator(observers=(counters,)).run_ptx(
+        compile_cuda((folder / "hopper.cuh").read_text() + (folder / "hopper_tile.cu").read_text()), "k", (n // 64, m // 128), 384,
+        (*maps, np.zeros((m, n), np.float32), *map(np.int32, (m, n, k))), smem=3 * (128 + 64) * 64 * 2, buffers=operands)
+    total = counters.total()
+    products = 2 * m * n * k // (2 * 64 * 64 * 16)  # m64n64k16
+    moved = 2 * (m * k * (n // 64) + n * k * (m // 128))
+    assert total["flops_tensor"] == 2 * m * n * k
+    assert total["async_global_bytes"] == moved == 32 * total["async_global_sectors"]
+    assert total["async_shared_bytes"] == moved + products * 2 * (64 * 16 + 64 * 16)
+    assert total["dram_bytes"] == 2 * (m * k + n * k) + 4 * m * n

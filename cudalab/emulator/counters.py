@@ -44,7 +44,7 @@ CLASSES = {opcode: kind for kind, opcodes in {
     "compare, select": "setp set selp slct testp",
     "convert": "cvt", "move, address": "mov cvta isspacep mapa",
     "special function": "rcp sqrt rsqrt sin cos lg2 ex2 tanh div", "warp": "shfl vote match redux activemask elect",
-    "control": "bra brx call ret exit trap brkpt", "barrier": "bar barrier mbarrier", "fence": "membar fence",
+    "control": "bra brx call ret exit trap brkpt nanosleep setmaxnreg griddepcontrol", "barrier": "bar barrier mbarrier", "fence": "membar fence",
     "atomic": "atom red", "matrix load, store": "ldmatrix stmatrix movmatrix", "tensor core": "mma wmma wgmma tcgen05"}.items()
     for opcode in opcodes.split()}
 ONE_FLOP = frozenset("add sub mul div rcp sqrt rsqrt sin cos lg2 ex2 tanh".split())
