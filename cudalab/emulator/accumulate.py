@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudalab.emulator.formats import encode
+from cudalab.emulator.formats import FORMATS, encode
 from cudalab.emulator.rounding import canonical
 from cudalab.errors import BadConfig
 
 MODELS = ("float64", "fp8", "hardware")
 EIGHT = ("e4m3", "e5m2")
-LOWEST = dict(f16=-14, bf16=-126, tf32=-126, e4m3=-6, e5m2=-14, f32=-126)  # exponent of the smallest normal number
+LOWEST = {"f32": -126, **{kind: FORMATS[kind].lowest for kind in FORMATS}}  # exponent of the smallest normal number
 BYTES = dict(f16=2, bf16=2, tf32=4, e4m3=1, e5m2=1)
 
 

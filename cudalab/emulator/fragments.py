@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudalab.emulator.elements import elements
+
 WARP = 32
 SIZES = dict(g=8, t=4, h=2, j=2, q=4, e=2, b=4, n=8, w=32)  # of the axes; e, b, n, w: elements of 16, 8, 4 and 1 bits in a register
 
@@ -45,21 +47,19 @@ class Map:
         """Lies what a register holds along the rows?  If not, along the columns: a matrix B."""
         return not self.rows.endswith("t" + self.packed)
 
-    def gather(self, registers: list[np.ndarray], decode) -> np.ndarray:
-        """The matrices of all warps, (warps, rows, columns), from the registers of all their lanes, each one value a lane, warp by warp.
-
-        decode: from raw registers in an array of any shape to their elements, the packed ones along the last axis.
-        """
-        warps, kind = len(registers[0]) // WARP, registers[0].dtype
+    def gather(self, registers: list[np.ndarray], kind: str) -> np.ndarray:
+        """The matrices of all warps, (warps, rows, columns), of a type of elements, from the registers of all their lanes, each one value a
+        lane, warp by warp.  Elements become float64; f32, s32 and f64 stay as they are."""
+        warps, held = len(registers[0]) // WARP, registers[0].dtype
         sizes, fours = self._stored
-        whole = fours and kind.itemsize == 4
-        raw = np.empty((warps, *sizes), kind)
+        whole = fours and held.itemsize == 4
+        raw = np.empty((warps, *sizes), held)
         view = (raw.view(np.complex128)[..., 0] if whole else raw).transpose(self._axes(whole))
         for at, values in zip(self._places, registers, strict=True):
             view[at] = values.view(np.complex128).reshape(warps, 8) if whole else values.reshape(warps, 8, 4)
         rows, columns = self.shape
-        elements = decode(raw)
-        return elements.reshape(warps, rows, columns) if self.by_rows else elements.reshape(warps, columns, rows).transpose(0, 2, 1)
+        values = elements(raw, kind)
+        return values.reshape(warps, rows, columns) if self.by_rows else values.reshape(warps, columns, rows).transpose(0, 2, 1)
 
     @functools.cached_property
     def _order(self) -> str:

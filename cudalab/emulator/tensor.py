@@ -6,7 +6,7 @@ All that mma.sync has on sm_80 to sm_90 but m8n8k4 of f16 (Volta's) and mma.sp: 
 floating-point sums are rounded.  Integer sums are exact and wrap around at 32 bits, or with .satfinite stop at the limits.  Sums in f64 are
 a fused multiply-add after another, k upwards: PTX says that its precision is that of fma, not the order.
 
-tf32: the low 13 bits of a register are ignored.  NaN results are canonical.
+NaN results are canonical.
 """
 
 import re
@@ -132,7 +132,7 @@ def fragment(code, items, held: Map, kind: str) -> str:
 @runtime
 def matrices(held: Map, kind: str, registers: tuple, count: int) -> np.ndarray:
     """The matrices of all warps, (warps, rows, columns): A and B as float64, C in its own type."""
-    return held.gather([value if value.ndim else np.full(count, value) for value in registers], DECODERS[kind])
+    return held.gather([value if value.ndim else np.full(count, value) for value in registers], kind)
 
 
 @runtime
@@ -167,35 +167,3 @@ def fused_sums(a, b, c, mode: str) -> np.ndarray:
         left, right = (np.broadcast_to(x, shape).reshape(-1) for x in (a[..., :, k, None], b[..., None, k, :]))
         c = fma64(left, right, c.reshape(-1), mode).reshape(shape)
     return c
-
-
-def _table(kind: str) -> np.ndarray:
-    """Values of the 256 numbers of 8 bits: those of f16 with fewer fraction bits, e4m3 with another bias and one NaN, no infinity."""
-    octets = np.arange(256, dtype=np.uint16)
-    if kind == "e5m2":
-        return (octets << 8).view(np.float16).astype(np.float64)
-    values = ((octets & 0x80) << 8 | (octets & 0x7F) << 7).view(np.float16).astype(np.float64) * 2.0**8
-    return np.where(octets & 0x7F == 0x7F, np.nan, values)
-
-
-EIGHT_BITS = {kind: _table(kind) for kind in ("e4m3", "e5m2")}
-
-
-def _nibbles(raw: np.ndarray) -> np.ndarray:
-    octets = raw.view(np.uint8)
-    return np.stack([octets & 15, octets >> 4], axis=-1)
-
-
-DECODERS = {  # from raw registers to elements
-    "f16": lambda raw: raw.view(np.float16).astype(np.float64),
-    "bf16": lambda raw: (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64),
-    "tf32": lambda raw: (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64),
-    "e4m3": lambda raw: EIGHT_BITS["e4m3"].take(raw.view(np.uint8)),
-    "e5m2": lambda raw: EIGHT_BITS["e5m2"].take(raw.view(np.uint8)),
-    "s8": lambda raw: raw.view(np.int8).astype(np.float64),
-    "u8": lambda raw: raw.view(np.uint8).astype(np.float64),
-    "s4": lambda raw: (_nibbles(raw) ^ 8).astype(np.float64) - 8,
-    "u4": lambda raw: _nibbles(raw).astype(np.float64),
-    "b1": lambda raw: np.unpackbits(raw.view(np.uint8), axis=-1, bitorder="little").astype(np.float64),
-    "f32": lambda raw: raw, "f64": lambda raw: raw, "s32": lambda raw: raw,
-}

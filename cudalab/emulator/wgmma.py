@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudalab.emulator.errors import PtxError
-from cudalab.emulator.formats import decode
+from cudalab.emulator.elements import elements
 from cudalab.emulator.memory import COPIED_WHOLE
 from cudalab.emulator.program import Immediate, Vector
 from cudalab.emulator.segments import registers_of
@@ -61,25 +61,6 @@ def bits(name: str) -> int:
     return dict(f16=16, bf16=16, tf32=32).get(name, 8)
 
 
-def numbers(raw: np.ndarray, name: str) -> np.ndarray:
-    """Bytes as the float64 values of a type; the last axis counts elements."""
-    if name == "bf16":
-        return (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    if name == "f16":
-        return raw.view(np.float16).astype(np.float64)
-    if name == "tf32":  # the lower 13 bits of a word are not looked at
-        return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-    if name in ("s8", "u8"):
-        return raw.view(np.int8 if name == "s8" else np.uint8).astype(np.float64)
-    return table(name).take(raw)
-
-
-@functools.cache
-def table(name: str) -> np.ndarray:
-    """The values of all bytes of an eight-bit format."""
-    return decode(np.arange(256, dtype=np.uint8), name).astype(np.float64)
-
-
 @dataclass
 class Matrix:
     """An operand of several warpgroups: for each the flat index of each 16 bytes, and which values they are."""
@@ -93,7 +74,7 @@ class Matrix:
 
     def values(self, raw: np.ndarray) -> np.ndarray:
         """(warpgroup, row, k) as float64."""
-        values = numbers(np.ascontiguousarray(raw).view(np.uint8).reshape(len(raw), raw.shape[1], -1), self.name)
+        values = elements(np.ascontiguousarray(raw).view(np.uint8).reshape(len(raw), raw.shape[1], -1), self.name)
         return values.transpose(0, 2, 1) if self.transposed else values
 
 
@@ -300,22 +281,24 @@ def multiply(chunk, lanes, count, mask, site, form, before, a, b, accumulate, sc
     memory = chunk.memory
     operands = []
     if isinstance(a, tuple):
-        left = numbers(fragment([rows(word) for word in a]), one)
+        left = elements(fragment([rows(word) for word in a]), one)
     else:
         operands.append(operand(chunk, firsts, uniform(a, "a descriptor"), ROWS, one, a_across, site))
     operands.append(operand(chunk, firsts, uniform(b, "a descriptor"), columns, other, b_across, site))
     raws = [matrix.raw(memory) for matrix in operands]
     if not isinstance(a, tuple):
         left = operands[0].values(raws[0])
-    product = np.matmul(left, operands[-1].values(raws[-1]).transpose(0, 2, 1))
     if sign < 0:
-        product = -product
-    keep = uniform(accumulate, "a scale of the accumulator")
-    total = product
+        left = -left
+    keep, old = uniform(accumulate, "a scale of the accumulator"), 0.0
     if keep.any():
         old = before if isinstance(before, np.ndarray) else gather([rows(word) for word in before], kind)
-        total = product + (old if keep.all() else np.where(keep[:, None, None], old, old.dtype.type(0)))
-    total = rounded(total, kind, saturate)
+        old = old if keep.all() else np.where(keep[:, None, None], old, old.dtype.type(0))
+    right = operands[-1].values(raws[-1]).transpose(0, 2, 1)
+    if kind == "s32":
+        total = whole_sum(np.matmul(left, right) + old, saturate)
+    else:
+        total = chunk.accumulator.multiply_add("wgmma", (one, other), left, right, old, kind)
     products = products_of(chunk)
     products.pending.append(Product(firsts, products.committed[firsts], operands, raws, site))
     for observer in chunk.observers:
@@ -360,8 +343,6 @@ def to_registers(tile: np.ndarray, kind: str) -> np.ndarray:
     return order.transpose(4, 2, 6, 0, 1, 3, 5).reshape(tile.shape[2] // 2, -1)
 
 
-def rounded(total: np.ndarray, kind: str, saturate: bool) -> np.ndarray:
-    """float64 as the accumulator's type."""
-    if kind == "s32":
-        return np.clip(total, -2.0**31, 2.0**31 - 1).astype(np.int32) if saturate else total.astype(np.int64).astype(np.int32)
-    return total.astype(np.float16 if kind == "f16" else np.float32)
+def whole_sum(total: np.ndarray, saturate: bool) -> np.ndarray:
+    """An exact sum as s32, at its limits or wrapped around."""
+    return np.clip(total, -2.0**31, 2.0**31 - 1).astype(np.int32) if saturate else total.astype(np.int64).astype(np.int32)
