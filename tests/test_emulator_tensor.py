@@ -1,6 +1,7 @@
 """The emulator's tensor cores: every shape and type of mma.sync against NumPy through the element formulas of the PTX ISA, matrix loads and
 stores, models of accumulation, a tiled kernel from NVRTC; and what is said to wrong uses."""
 
+import functools
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -9,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import test_emulator_wgmma
 from cudalab.emulator import Emulator, KernelFault, PtxError
 from cudalab.emulator.hooks import Observer
 from cudalab.errors import BadConfig
@@ -291,6 +293,21 @@ def test_fp8_on_ada_loses_what_float64_keeps():
     assert one(case, **small, target="sm_89") == 1 + 2.0**-14
     assert one(case, **small, target="sm_89", mma="fp8") == 1.0
     assert one(case, {0: 1, 1: 2.0**-7}, {0: 1, 1: 2.0**-6}, target="sm_89", mma="fp8") == 1 + 2.0**-13
+
+
+@pytest.mark.parametrize("model, adder", [("fp8", (32, 13, 13)), ("hardware", (32, 13, 13)), ("float64", None)])
+def test_wgmma_of_fp8_has_a_model_of_its_own(model, adder, monkeypatch):
+    rng = np.random.default_rng(3)
+    left = (rng.standard_normal((64, 32)) * 2.0 ** rng.integers(-5, 5, (64, 32))).astype(ml_dtypes.float8_e4m3fn)
+    right, before = rng.standard_normal((8, 32)).astype(ml_dtypes.float8_e4m3fn), rng.standard_normal((64, 8)).astype(np.float32)
+    monkeypatch.setattr(test_emulator_wgmma, "Emulator", functools.partial(Emulator, mma=model))
+    got, plain = test_emulator_wgmma.multiply(8, "f32", "e4m3", "e4m3", left=left, right=right, before=before)
+    if adder is None:
+        assert np.array_equal(got, plain)
+        return
+    expected = [[published(("e4m3", "e4m3"), *adder, False, row, column, before[i, j]) for j, column in enumerate(right)]
+                for i, row in enumerate(left)]
+    assert np.array_equal(got, test_emulator_wgmma.lanes_of(np.array(expected), "f32")) and not np.array_equal(got, plain)
 
 
 def test_an_unknown_model_is_refused():
