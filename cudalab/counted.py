@@ -20,6 +20,7 @@ from cudalab.spec import Plan, Step, Values
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
 TYPICAL = ((120, "GeForce RTX 5090"), (90, "H200"), (89, "RTX 4060"), (80, "A100-SXM4-80GB"))
 WIDTH = 120  # columns of a profile, where the terminal is not wider
+LEGEND = "instructions of warps, their share, threads each; sectors and wavefronts a request; bank conflicts; diverged branches"
 COLUMNS = (("line", 4), ("warps", 7), ("%", 3), ("thr", 4), ("s/rq", 5), ("w/rq", 5), ("cnfl", 6), ("div", 6))
 
 
@@ -48,7 +49,8 @@ def count(step: Step, problem: Values, target: str, *, overrides: Mapping[str, i
     for number, kind in enumerate(kinds):
         place = Emulator(target, observers=() if number else (counters,), sanitize=sanitize)
         if progress:
-            place.progress = lambda done, total, entry, label=f"{step.path} at {shape_text(problem)}, {kind} inputs": progress(done, total, label)
+            label = f"{step.path} at {shape_text(problem)}, {kind} inputs"
+            place.progress = lambda done, total, entry, label=label: progress(done, total, label)
         inputs = draw(step.op, problem, kind, generator(seed + KINDS.index(kind)))
         verdicts.append(verdict_of(plan, inputs, place, kind))
     return Counted(plan, target, tuple(verdicts), counters)
@@ -85,7 +87,7 @@ def finite(value: float) -> float | None:
 
 
 def joined(one: Counted) -> list[str]:
-    """Where ptxas made other widths of access to memory than the PTX has, so that hardware counts fewer requests; empty without nvdisasm."""
+    """Where ptxas made other widths of access to memory than the PTX has, so that a device counts fewer requests; empty without nvdisasm."""
     from cudalab import sass
     from cudalab.build import build
     plan, found = one.plan, []
@@ -95,7 +97,7 @@ def joined(one: Counted) -> list[str]:
         mix = [instruction for listing in sass.functions(build(plan, one.target).sass).values() for instruction in listing]
     except MissingTool:
         return []
-    for space, way, opcode in (("global", "load", "LDG"), ("global", "store", "STG"), ("shared", "load", "LDS"), ("shared", "store", "STS")):
+    for opcode, (space, way) in dict(LDG=("global", "load"), STG=("global", "store"), LDS=("shared", "load"), STS=("shared", "store")).items():
         here = one.counters.widths(space, way)
         there = {sass_width(i.opcode) for i in mix if i.opcode.split(".")[0] == opcode}
         if here and there and max(there) > max(here):
@@ -151,11 +153,11 @@ def _counted(total: Mapping, more: Mapping):
             continue
         if space == "global":
             sectors, nbytes = total[f"global_{way}_sectors"], total[f"global_{way}_bytes"]
-            words = f"{requests:,} requests, {sectors:,} sectors: {sectors / requests:.1f} a request, {nbytes / sectors / 32:.0%} of their bytes asked for"
+            words = f"{sectors:,} sectors: {sectors / requests:.1f} a request, {nbytes / sectors / 32:.0%} of their bytes asked for"
         else:
             waves, ideal = total[f"shared_{way}_wavefronts"], total[f"shared_{way}_ideal"]
-            words = f"{requests:,} requests, {waves:,} wavefronts: {waves / requests:.1f} a request, {waves - ideal:,} of them bank conflicts"
-        yield f"{space} {way}s", words
+            words = f"{waves:,} wavefronts: {waves / requests:.1f} a request, {waves - ideal:,} of them bank conflicts"
+        yield f"{space} {way}s", f"{requests:,} requests, {words}"
     if total["async_global_bytes"] or total["async_shared_bytes"]:
         yield "TMA, wgmma", f"{total['async_global_bytes']:,} bytes of global memory, {total['async_shared_bytes']:,} of shared memory"
     if total["local_bytes"]:
@@ -179,13 +181,13 @@ def roof_text(total: Mapping, device: Device, but: bool = False) -> str:
             table(lines, ("limit", "counted", "the device at most", "of the busiest"), left=(0,))]
     limits = {d.name: d for d in found}
     if total["flops_f32"] and total["dram_bytes"]:
-        ridge, intensity = limits["fp32"].roof / limits["dram"].roof, total["flops_f32"] / total["dram_bytes"]
-        reach = limits["fp32"].share
-        text += ["", fold(f"intensity  {intensity:.1f} FP32 FLOP a byte of DRAM at least; the ridge is at {ridge:.1f}: the roofline there is "
-                          f"{_short(min(1.0, intensity / ridge) * limits['fp32'].roof)} FLOP/s", " " * 11)]
+        peak, intensity = limits["fp32"].roof, total["flops_f32"] / total["dram_bytes"]
+        ridge, reach = peak / limits["dram"].roof, limits["fp32"].share
+        text += ["", fold(f"intensity  {intensity:.1f} FP32 FLOP a byte of DRAM at most; the ridge is at {ridge:.1f}: the roofline there is "
+                          f"{_short(min(1.0, intensity / ridge) * peak)} FLOP/s", " " * 11)]
         if found[0].name not in ("fp32", "dram"):
-            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {_short(reach * limits['fp32'].roof)} FLOP/s, "
-                             f"{reach:.0%} of the FP32 roof" + ("; see 'but' above" if but else ""), " " * 11))
+            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {_short(reach * peak)} FLOP/s, {reach:.0%} "
+                             f"of the FP32 roof" + ("; see 'but' above" if but else ""), " " * 11))
     other = sum(total[f"flops_{kind}"] for kind in ("f16", "f64", "tensor"))
     if other:
         text += [f"           {_short(other)} FLOP are not FP32: no roof stands here for them."]
@@ -217,7 +219,7 @@ def profile_text(one: Counted) -> str:
     own = {line: counts for (file, line), counts in found.items() if by_ptx or Path(file).name in (source.name, "kernel.cu")}
     total = one.counters.total()
     head = _columns(*(name for name, _ in COLUMNS))
-    lines = [head.rstrip(), "-" * width]
+    lines = [LEGEND, "", head.rstrip(), "-" * width]
     for number, code in enumerate(source.read_text(errors="replace").expandtabs(4).splitlines(), 1):
         lines.append((_beside(number, own.get(number), total) + code[:width - len(head)]).rstrip())
     for key, counts in found.items():

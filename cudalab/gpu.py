@@ -230,8 +230,8 @@ class Gpu:
 def backend(name: str | None = None, **emulated):
     """The backend called `name`, a Gpu or an Emulator; without a name ("auto") the GPU, where there is none the emulator.
 
-    emulated: what an Emulator is made with.  Raises NoDevice if the GPU was asked for by name, UnusableDevice, unless the emulator was asked
-    for, where there is a GPU or a driver that does not work.
+    emulated: what an Emulator is made with.  Raises NoDevice if the GPU was asked for by name, and UnusableDevice, unless the emulator was
+    asked for, where there is a GPU or a driver that does not work.
     """
     from cudalab.emulator import Emulator
     if name not in (None, "auto", Gpu.name, Emulator.name):

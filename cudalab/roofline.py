@@ -65,8 +65,8 @@ class Demand:
 def demands(counts: Mapping[str, int], device: Device) -> list[Demand]:
     """The limits of a device under counted work (emulator.counters.Counters.total), the busiest first.
 
-    Beside FP32 and DRAM: a wavefront of shared memory an SM and cycle, and an instruction of a warp a scheduler and cycle, four schedulers an
-    SM (CUDA C++ Programming Guide, "Compute Capabilities").  Bytes of DRAM are those that must move even with a perfect cache.
+    Beside FP32 and DRAM: a wavefront of shared memory an SM and cycle, and an instruction of a warp a scheduler and cycle, four schedulers
+    an SM (CUDA C++ Programming Guide, "Compute Capabilities").  Bytes of DRAM are those that must move even with a perfect cache.
     """
     limits, cycles = roofs(device), device.sms * device.clock_hz
     found = [("fp32", counts["flops_f32"], "FLOP", limits["fp32"].value),

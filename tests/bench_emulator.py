@@ -94,8 +94,9 @@ def cold_case(*words: str):
     """The command in a process of its own, with nothing compiled before."""
     def run():
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([sys.executable, "cli.py", *words, "--backend", "emulator"], cwd=Path(__file__).resolve().parent.parent, check=True,
-                           stdout=subprocess.DEVNULL, env=os.environ | dict(CUDALAB_DUMPS=folder, PYTHONPYCACHEPREFIX=folder))
+            fresh = os.environ | dict(CUDALAB_DUMPS=folder, PYTHONPYCACHEPREFIX=folder)
+            subprocess.run([sys.executable, "cli.py", *words, "--backend", "emulator"], cwd=Path(__file__).resolve().parent.parent,
+                           check=True, stdout=subprocess.DEVNULL, env=fresh)
     return run
 
 

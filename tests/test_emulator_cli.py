@@ -200,12 +200,12 @@ def test_check_fails_on_a_wrong_result(lab, own):
 
 def test_profile_puts_counters_beside_the_source(lab):
     step = registry.resolve_step("step3")
-    lines = works(lab("profile", "step3", *SMALL)).stdout.split("\n\nsgemm/")[0].splitlines()
+    lines = works(lab("profile", "step3", *SMALL)).stdout.split("\n\nsgemm/")[0].splitlines()  # a legend and a head of four lines
     assert max(map(len, lines)) <= 120
     source = step.source.read_text().splitlines()
-    assert [int(line[:4]) for line in lines[2:2 + len(source)]] == list(range(1, len(source) + 1))
+    assert [int(line[:4]) for line in lines[4:4 + len(source)]] == list(range(1, len(source) + 1))
     barrier = next(number for number, code in enumerate(source, 1) if "__syncthreads" in code)
-    assert int(lines[1 + barrier].split()[1]) > 0 and "__syncthreads" in lines[1 + barrier]
+    assert int(lines[3 + barrier].split()[1]) > 0 and "__syncthreads" in lines[3 + barrier]
     found = json.loads(works(lab("profile", "step3", *SMALL, "--json")).stdout)
     for name in ("warp_instructions", "shared_load_wavefronts", "global_load_sectors", "barriers"):
         assert sum(line[name] for line in found["lines"]) == found["counters"][name] > 0

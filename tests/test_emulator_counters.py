@@ -118,7 +118,7 @@ def test_wavefronts(kind, where, load, store):
 
 
 def by_hand(units, size, load):
-    """Passes and wavefronts of one warp, lane by lane.  units: unit of `size` bytes that a lane wants, None for lanes that are not there."""
+    """Passes and wavefronts of one warp, lane by lane.  units: the unit of `size` bytes that each lane wants, None for none."""
     def paired(step):
         return all(units[i] is None or units[i ^ step] in (None, units[i]) for i in range(32))
     groups = {4: 1, 8: 2, 16: 4}[size]
@@ -137,8 +137,8 @@ def by_hand(units, size, load):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from((4, 8, 16)), st.booleans(), st.sampled_from((1, 2, 4)), st.lists(st.one_of(st.none(), st.integers(0, 200)), min_size=64,
-                                                                                       max_size=64))
+@given(st.sampled_from((4, 8, 16)), st.booleans(), st.sampled_from((1, 2, 4)),
+       st.lists(st.one_of(st.none(), st.integers(0, 200)), min_size=64, max_size=64))
 def test_the_fast_count_is_the_slow_one(size, load, repeat, wanted):
     wanted = [wanted[i // repeat] for i in range(64)]  # runs of equal addresses make pairs
     lanes = np.array([i for i, unit in enumerate(wanted) if unit is not None])

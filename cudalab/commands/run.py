@@ -82,8 +82,8 @@ def report_verdicts(verdicts, as_json: bool) -> None:
 @opt.seed
 @opt.user_file
 @opt.as_json
-def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, sanitize, device, seed, as_json,
-          **own):
+def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, sanitize, device, seed,
+          as_json, **own):
     """Check a step, time it, and compare it with the best library in the same run.
 
     Where there is no GPU it runs on the emulator, at the op's shapes for that: it prints whether the result is right, what the step asks
@@ -109,7 +109,8 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
     target = emulated.target_of(arch, device)
     place = gpu.backend(opt.backend_for(steps, backend), target=target, sanitize=sanitize)
     if place.name == "emulator":
-        wanted = [name for name, given in (("--save", save), ("--against", against), ("--sustained", sustained), ("--peer", peer_names)) if given]
+        asked = {"--save": save, "--against": against, "--sustained": sustained, "--peer": peer_names}
+        wanted = [name for name, given in asked.items() if given]
         if wanted:
             raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and the emulator times nothing "
                            f"('doctor' says what is missing for a GPU)")

@@ -8,9 +8,9 @@ Four sectors for a 4-byte access of a full warp are the least.
 
 Shared memory.  Thirty-two banks, four bytes wide, word w in bank w mod 32.  A request is served in passes: all 32 lanes together for
 accesses of up to 4 bytes, two half-warps for 8 bytes, four quarter-warps for 16.  Data return at 128 bytes a cycle, so where lanes in
-pairs read the same the halves need no second turn: if every active lane i reads the address of lane i^1 (or every one that of i^2), a load of 8
-bytes takes one pass and a load of 16 bytes two (an NVIDIA engineer in "Unexpected shared memory bank conflict", forums.developer.nvidia.com; on an
-H200 ncu counts 2 wavefronts for lanes so arranged, 4 for eight addresses read in rows).  Lanes that read one word share it; within a pass
+pairs read the same, half the passes do: if every active lane i reads the address of lane i^1 (or every one that of i^2), a load of 8
+bytes takes one pass and a load of 16 bytes two ("Unexpected shared memory bank conflict", forums.developer.nvidia.com, answer by NVIDIA; on
+an H200 ncu counts 2 wavefronts for lanes so arranged, 4 for eight addresses read in rows).  Lanes that read one word share it; within a pass
 every further word that lies in a bank takes one wavefront more: wavefronts of a pass = the most distinct words in any bank.  `shared_ideal`
 is one wavefront a pass, and what is beyond it is excess: bank conflicts.
 """
@@ -44,7 +44,8 @@ CLASSES = {opcode: kind for kind, opcodes in {
     "compare, select": "setp set selp slct testp",
     "convert": "cvt", "move, address": "mov cvta isspacep mapa",
     "special function": "rcp sqrt rsqrt sin cos lg2 ex2 tanh div", "warp": "shfl vote match redux activemask elect",
-    "control": "bra brx call ret exit trap brkpt nanosleep setmaxnreg griddepcontrol", "barrier": "bar barrier mbarrier", "fence": "membar fence",
+    "control": "bra brx call ret exit trap brkpt nanosleep setmaxnreg griddepcontrol", "barrier": "bar barrier mbarrier",
+    "fence": "membar fence",
     "atomic": "atom red", "matrix load, store": "ldmatrix stmatrix movmatrix", "tensor core": "mma wmma wgmma tcgen05"}.items()
     for opcode in opcodes.split()}
 ONE_FLOP = frozenset("add sub mul div rcp sqrt rsqrt sin cos lg2 ex2 tanh".split())
@@ -68,7 +69,7 @@ def class_of(ins: Instruction) -> str:
 
 
 def flops_of(ins: Instruction) -> tuple[str, int]:
-    """(field, floating-point operations a thread) of an instruction; a multiply-add is two, a matrix product 2 M N K shared by its lanes."""
+    """(field, floating-point operations a thread) of an instruction: 2 for a multiply-add, 2 M N K shared by its lanes for a product."""
     head = ins.parts[0]
     if head in ("mma", "wgmma") and (shape := MATRIX.search(ins.mnemonic)):
         m, n, k = map(int, shape.groups())
@@ -185,7 +186,7 @@ class Counters(Observer):
             if way == "store" or kind == "atomic":
                 self._touch(self._written, place, offset, size)
         elif space == "shared":
-            # adding the same to all addresses turns the banks round and changes no count; a matrix load goes a matrix, eight lanes, at a time
+            # adding the same to all addresses turns the banks round and changes no count; a matrix load goes by matrices of eight lanes
             pairs = way == "load" and ins.parts[0] != "ldmatrix"
             found = self._once((place, "banks", pairs, offset % WORD, size), wavefronts, self._chunk, place, offset, size, pairs)
             requests, passes, needed = found
@@ -314,8 +315,8 @@ def distinct(rows: np.ndarray) -> np.ndarray:
 
 
 def wavefronts(chunk, place: Place, offset: int, size: int, pairs: bool) -> tuple[int, int, int]:
-    """(requests, passes, wavefronts) of an access to shared memory; the module's docstring has the rule.  pairs: lanes that ask for the same
-    in pairs save passes."""
+    """(requests, passes, wavefronts) of an access to shared memory, by the rule above.  pairs: lanes that ask for the same in pairs save
+    passes."""
     unit = max(size, WORD)
     rows = rows_of_warps(chunk, place, offset, unit)  # aligned accesses of one size meet in all their banks or in none
     groups = max(1, unit // WORD)  # into which hardware splits a warp: 1, 2, 4

@@ -30,7 +30,7 @@ class Observer:
         """The segment ended in a branch that the lanes with mask take and others do not (all or none among the cases)."""
 
     def guarded(self, mask, count: int, site: int) -> None:
-        """An instruction with a guard, other than a branch, that `count` lanes come to and those with mask (an array, or one for all) execute."""
+        """`count` lanes come to an instruction with a guard, other than a branch; those with mask (an array, or one for all) execute it."""
 
     def access(self, kind: str, place, offset: int, size: int, site: int) -> None:
         """Lanes access `size` bytes at place + offset (memory.Place: space, address, flat index, lanes); checks have passed, the access
