@@ -49,7 +49,7 @@ def count(step: Step, problem: Values, target: str, *, overrides: Mapping[str, i
     for number, kind in enumerate(kinds):
         place = Emulator(target, observers=() if number else (counters,), sanitize=sanitize)
         if progress:
-            label = f"{step.path} at {shape_text(problem)}, {kind} inputs"
+            label = f"{step.path} at {shape_text(problem)}, {kind.removesuffix('s')} inputs"
             place.progress = lambda done, total, entry, label=label: progress(done, total, label)
         inputs = draw(step.op, problem, kind, generator(seed + KINDS.index(kind)))
         verdicts.append(verdict_of(plan, inputs, place, kind))

@@ -232,7 +232,10 @@ def test_diff_compares_counters(lab):
 
 def test_a_ptx_file_runs_like_a_step(lab, ptx):
     (row,) = json.loads(works(lab("bench", ptx, "--like", "step1", "--entry", "from_elsewhere", *SMALL, "--json")).stdout)
-    assert row["passed"] and row["step"] == "anything" and row["counters"]["flops_f32"] == 2 * 33 * 17 * 9
+    assert row["passed"] and row["step"] == "anything" and row["target"] == "sm_90a" and row["counters"]["flops_f32"] == 2 * 33 * 17 * 9
+    ptx.write_text(ptx.read_text().replace(".target sm_90a", ".target sm_89"))
+    (row,) = json.loads(works(lab("bench", ptx, "--like", "step1", "--entry", "from_elsewhere", *SMALL, "--json")).stdout)
+    assert row["target"] == "sm_89" and "4060" in row["roofline"]["device"]
     works(lab("check", ptx, *OWN[:2], "--entry", "from_elsewhere", "--grid", "cdiv(M, 32) * cdiv(N, 32)", "--block", "1024", "--args",
               "A B C M N K", *SMALL))
     profile = works(lab("profile", ptx, "--like", "step1", "--entry", "from_elsewhere", *SMALL)).stdout

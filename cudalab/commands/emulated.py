@@ -1,6 +1,7 @@
 """Verbs on the emulator: check and bench where there is no GPU, profile, the counters of diff."""
 
 import functools
+import re
 
 import click
 
@@ -8,9 +9,12 @@ from cudalab.commands import options as opt
 from cudalab.errors import LabError, WrongResult
 
 
-def target_of(arch: str | None, device: str | None) -> str:
-    """What to compile for: the target named, that of the device named, or the default."""
+def target_of(arch: str | None, device: str | None, step=None) -> str:
+    """What to compile for: the target named, that of the device named, that of the step if it is PTX already, or the default."""
     from cudalab import build, devices
+    if arch is None and device is None and step is not None and step.source.suffix == ".ptx":
+        found = re.search(r"^\s*\.target\s+(sm_\w+)", step.source.read_text(errors="replace"), re.MULTILINE)
+        arch = found and found[1]
     return arch or (build.target_for(devices.find_device(device).sm) if device else opt.DEFAULT_ARCH)
 
 
@@ -32,7 +36,7 @@ def check(place, work, settings, seed: int, as_json: bool) -> None:
     def judge(step, problem, progress):
         plan = step.plan(problem, step.config(problem, settings))
         for number, kind in enumerate(KINDS):
-            place.progress = lambda done, total, entry: progress(done, total, f"{step.path}, {kind} inputs")  # noqa: B023
+            place.progress = lambda done, total, entry: progress(done, total, f"{step.path}, {kind.removesuffix('s')} inputs")  # noqa: B023
             yield counting.verdict_of(plan, draw(step.op, problem, kind, generator(seed + number)), place, kind)
 
     verdicts, refused = [], []
@@ -127,7 +131,7 @@ def profile(target, shapes, sets, arch, device, seed, as_json, **own):
     settings = opt.assignments(sets)
     step = opt.one_step(target, settings, own, ptx=True)
     problem = opt.problems(step.op, shapes, step.op.shapes["emulate"][:1])[0]
-    arch = target_of(arch, device)
+    arch = target_of(arch, device, step)
     shown = counting.device_for(device, arch)
     one = counted(step, problem, arch, overrides=settings, seed=seed, sanitize=False, kinds=("normal",))
     if as_json:

@@ -106,7 +106,7 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
     for step, problem in work:
         step.plan(problem, step.config(problem, settings))  # a wrong shape or setting is said before anything is compiled or run
     chosen = {step.op.name: [peers.find_peer(name) for name in peer_names or step.op.peers] for step in steps}
-    target = emulated.target_of(arch, device)
+    target = emulated.target_of(arch, device, steps[0])
     place = gpu.backend(opt.backend_for(steps, backend), target=target, sanitize=sanitize)
     if place.name == "emulator":
         asked = {"--save": save, "--against": against, "--sustained": sustained, "--peer": peer_names}
