@@ -39,8 +39,8 @@ class Observer:
     def values(self, place, offset: int, values: tuple, site: int) -> None:
         """Just before access("store", …) of the same place: the values, one element a lane or a scalar, neighbouring ones in a tuple."""
 
-    def local_copy(self, lanes, source: int, target: int, nbytes: int) -> None:
-        """A call hands over bytes of local memory (lanes: an index for the rows of all lanes)."""
+    def local_copy(self, lanes, source: int | None, target: int, nbytes: int) -> None:
+        """A call hands over bytes of local memory (lanes: an index for the rows of all lanes); source None: from the machine."""
 
     def landed(self, index, size: int, lanes, site: int) -> None:
         """cp.async copies that lanes waited for (wait at site) have been written, `size` bytes at each flat index."""

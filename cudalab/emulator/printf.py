@@ -49,6 +49,9 @@ def print_lanes(chunk, lanes, count, mask, texts, values, returned):
         chunk.output(shown)
         if returned is not None:
             row[returned:returned + 4] = np.array([number], np.int32).view(np.uint8)
+    if returned is not None:
+        for observer in chunk.observers:
+            observer.local_copy(every, None, returned, 4)
 
 
 def string_at(chunk, lane: int, address: int) -> str:

@@ -169,10 +169,11 @@ class Sanitizer(Observer):
 
     def local_copy(self, lanes, source, target, nbytes):
         chunk, shadow = self.chunk, self.local
-        if (source | target | nbytes | chunk.local_stride) & (shadow.unit - 1):
+        if ((source or 0) | target | nbytes | chunk.local_stride) & (shadow.unit - 1):
             shadow.refine(1)
         table, unit = shadow.unset.reshape(chunk.count, -1), shadow.unit
-        table[lanes, target // unit:(target + nbytes) // unit] = table[lanes, source // unit:(source + nbytes) // unit]
+        taken = False if source is None else table[lanes, source // unit:(source + nbytes) // unit]
+        table[lanes, target // unit:(target + nbytes) // unit] = taken
 
     def landed(self, index, size, lanes, site):
         """The copy counts as written by who waits for it, when it does."""
