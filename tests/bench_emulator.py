@@ -80,6 +80,14 @@ def numbers(count: int) -> np.ndarray:
     return RNG.random(count, dtype=np.float32)
 
 
+def ampere_case(size: int):
+    """The tile kernel of tests/kernels: tiles by cp.async, fragments by ldmatrix, products by mma."""
+    ptx, emulator = compile_cuda((Path(__file__).resolve().parent / "kernels" / "mma_tile.cu").read_text(), "sm_80"), Emulator("sm_80")
+    operands = [(RNG.standard_normal((size, size), dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16) for _ in range(2)]
+    args = (*operands, np.zeros((size, size), np.float32), *[np.int32(size)] * 3)
+    return lambda: emulator.run_ptx(ptx, "k", (size // 64, size // 64), 128, args)
+
+
 def hopper_case(size: int):
     """The warp-specialised kernel of tests/kernels: tiles by TMA, products by wgmma."""
     folder = Path(__file__).resolve().parent / "kernels"
@@ -107,6 +115,7 @@ CASES = {
     **{f"sgemm-step{n}-512": lambda n=n: step_case(f"sgemm/{n}", 512) for n in (5, 8, 11)},
     "sgemm-step5-512-counted": lambda: step_case("sgemm/5", 512, observers=(Counters(),)),
     "sgemm-step5-512-sanitized": lambda: step_case("sgemm/5", 512, sanitize=True),
+    "mma-cp.async-512": lambda: ampere_case(512),
     "wgmma-tma-512": lambda: hopper_case(512),
     "bench-step5-cold": lambda: cold_case("bench", "step5"),
 }

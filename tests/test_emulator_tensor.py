@@ -518,7 +518,7 @@ def test_forms_that_are_not_supported_are_refused_with_their_line(text):
 # -- a real kernel: more tiles than two rounds of its stages, ragged in every direction
 
 
-def tile_kernel(target: str, *options: str, text: str | None = None, shape=(150, 136, 232), integers: bool = True):
+def tile_kernel(target: str, *options: str, text: str | None = None, shape=(150, 136, 232), integers: bool = True, sanitize: bool = False):
     """What mma_tile.cu makes of random operands, and what it should."""
     rng = np.random.default_rng(4)
     m, n, k = shape
@@ -528,7 +528,7 @@ def tile_kernel(target: str, *options: str, text: str | None = None, shape=(150,
     c = np.full((m, n), 0xFFFF, np.uint16) if half else np.full((m, n), np.nan, np.float32)
     ptx = compile_cuda(TILE.read_text() if text is None else text, target, *options)
     arguments = a.view(np.uint16), b.view(np.uint16), c, *map(np.int32, shape)
-    got = Emulator(target).run_ptx(ptx, "k", (-(-n // 64), -(-m // 64)), 128, arguments)[2]
+    got = Emulator(target, sanitize=sanitize).run_ptx(ptx, "k", (-(-n // 64), -(-m // 64)), 128, arguments)[2]
     expected = a.astype(np.float64) @ b.astype(np.float64)
     return (got.view(ml_dtypes.bfloat16), expected.astype(np.float32).astype(ml_dtypes.bfloat16)) if half else (got, expected)
 
@@ -544,9 +544,22 @@ def test_a_tiled_kernel_on_random_numbers_and_other_stages():
     assert np.abs(got - expected).max() < 8 * 232**0.5 * 2.0**-23
 
 
-def test_a_tiled_kernel_that_stores_through_stmatrix():
-    got, expected = tile_kernel("sm_90a", "-DSTORE_HALF")
+def test_a_tiled_kernel_that_stores_through_stmatrix_is_clean():
+    got, expected = tile_kernel("sm_90a", "-DSTORE_HALF", sanitize=True)
     assert np.array_equal(got.astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("before, behind, first, second", [
+    ("", "        fetch(tile + STAGES - 1);", "write", "cp.async"),
+    ('    asm volatile("cp.async.wait_all;" ::: "memory");\n', "", "read", "ldmatrix"),
+    ("", "    for (int i = threadIdx.x; i < BM * BN / 8", "write", "stmatrix"),
+], ids=["tile in use", "last tile in use", "tile being stored"])
+def test_the_sanitizer_sees_matrix_accesses(before, behind, first, second):
+    text = TILE.read_text()
+    barrier = "        __syncthreads();\n" if behind.startswith("        ") else "    __syncthreads();\n"
+    assert text.count(before + barrier + behind) == 1
+    with pytest.raises(KernelFault, match=f"race on the .* {first} by .*'{second}.* are not ordered"):
+        tile_kernel("sm_90a", "-DSTORE_HALF", text=text.replace(before + barrier + behind, before + behind), sanitize=True)
 
 
 @pytest.mark.parametrize("right, wrong, message", [
