@@ -172,6 +172,7 @@ def test_ctrl_c_shows_what_was_found(lab, monkeypatch):
 def test_what_only_a_measurement_can_give_is_refused(lab, tmp_path):
     for words in (("--save", tmp_path / "rows.jsonl"), ("--against",), ("--sustained",), ("--peer", "cublas")):
         fails(lab("bench", "step1", *words), f"{words[0]} needs a measurement", "the emulator times nothing")
+    fails(lab("bench", "step1", "--all-shapes"), "too large for the emulator")
     assert not (tmp_path / "rows.jsonl").exists()
 
 
