@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cudalab import roofline
+from cudalab.build import build, sm_of
 from cudalab.check import KINDS, Verdict, compare, draw, generator
 from cudalab.devices import Device, find_device
 from cudalab.emulator import Emulator
@@ -66,7 +67,7 @@ def verdict_of(plan: Plan, inputs: Mapping, place: Emulator, kind: str) -> Verdi
 
 def device_for(name: str | None, target: str) -> Device:
     """The device whose roofline counts: the one named, or one that runs the target."""
-    number = int("".join(c for c in target if c.isdigit()))
+    number = sm_of(target)
     return find_device(name or next(typical for lowest, typical in TYPICAL if number >= lowest or lowest == 80))
 
 
@@ -89,7 +90,6 @@ def finite(value: float) -> float | None:
 def joined(one: Counted) -> list[str]:
     """Where ptxas made other widths of access to memory than the PTX has, so that a device counts fewer requests; empty without nvdisasm."""
     from cudalab import sass
-    from cudalab.build import build
     plan, found = one.plan, []
     if plan.step.source.suffix == ".ptx":
         return []

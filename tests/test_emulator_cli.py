@@ -116,6 +116,8 @@ def test_the_device_named_gives_target_and_roofline(lab):
     (row,) = json.loads(works(lab("bench", "step1", *SMALL, "--arch", "sm_80", "--json")).stdout)
     assert row["target"] == "sm_80" and "A100" in row["roofline"]["device"]
     fails(lab("bench", "step1", *SMALL, "--device", "4061"), "no device is called '4061'")
+    for verb in ("bench", "check", "profile"):
+        fails(lab(verb, "step1", *SMALL, "--arch", "fast"), "'fast' is not a target")
 
 
 def test_bench_fails_by_correctness(lab, own):
