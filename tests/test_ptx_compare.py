@@ -45,7 +45,7 @@ def comparisons_of(name):
 
 def pairs(name):
     edges = floats(name)[::2] + floats(name)[1:4] if name in REAL else integers(name.replace("b", "u"))[:14]
-    return rows(edges, edges, most=150) + [(v, v) for v in edges]
+    return rows(edges, edges, most=80) + [(v, v) for v in edges]
 
 
 def with_flag(values):

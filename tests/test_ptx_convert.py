@@ -206,7 +206,7 @@ def test_the_oracle_of_eight_bits_agrees_with_ml_dtypes():
         with np.errstate(all="ignore"):
             theirs = every.view(np.float16).astype(dtype).view(np.uint8)
         largest = float(ml_dtypes.finfo(dtype).max)
-        for bits, other in zip(every[::7].tolist(), theirs[::7].tolist()):
+        for bits, other in zip(every[::23].tolist(), theirs[::23].tolist()):
             x = decode(bits, "f16")
             if x[0] == "num" and x[2] <= largest:  # beyond it PTX clamps and ml_dtypes does not
                 assert encode(x, name, finite=True) == other
@@ -217,7 +217,7 @@ def test_the_oracle_of_eight_bits_agrees_with_ml_dtypes():
     brain = np.arange(0, 1 << 32, 65537 * 11, dtype=np.uint64).astype(np.uint32)
     with np.errstate(all="ignore"):
         theirs = brain.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
-    for bits, other in zip(brain[::5].tolist(), theirs[::5].tolist()):
+    for bits, other in zip(brain[::41].tolist(), theirs[::41].tolist()):
         if decode(bits, "f32") != ("nan",):
             assert encode(decode(bits, "f32"), "bf16") == other
 

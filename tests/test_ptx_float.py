@@ -28,11 +28,11 @@ def near_the_middle(name: str, operands: int, count: int, seed: int) -> list[tup
 
 
 def pairs(name):
-    return rows(floats(name), floats(name), most=220) + near_the_middle(name, 2, 120, 1)
+    return rows(floats(name), floats(name), most=120) + near_the_middle(name, 2, 72, 1)
 
 
 def triples(name):
-    return rows(few_floats(name), few_floats(name), few_floats(name), most=220) + near_the_middle(name, 3, 220, 2)
+    return rows(few_floats(name), few_floats(name), few_floats(name), most=96) + near_the_middle(name, 3, 128, 2)
 
 
 def ones(name):

@@ -10,11 +10,11 @@ NAMES = ("f16", "bf16")
 
 
 def pairs(name):
-    return rows(floats(name), floats(name), most=220) + near_the_middle(name, 2, 100, 1)
+    return rows(floats(name), floats(name), most=110) + near_the_middle(name, 2, 60, 1)
 
 
 def triples(name):
-    return rows(floats(name), floats(name), floats(name), most=180) + near_the_middle(name, 3, 180, 2)
+    return rows(floats(name), floats(name), floats(name), most=96) + near_the_middle(name, 3, 96, 2)
 
 
 def joined(values):
@@ -78,7 +78,7 @@ def every_value():
 
         def oracle(b, *_, name=name):
             return FORMATS[name].nan if decode(b, name) == ("nan",) else 0 if b == FORMATS[name].sign else b
-        values = [(b, one, 0) for b in range(0, 65536, 5)]
+        values = [(b, one, 0) for b in range(0, 65536, 9)]
         yield case(f"fma.rn.{name} %d, %0, %1, %2;", f"{name} {name} {name}", name, values, oracle, guard=False, name=f"every {name}")
 
 

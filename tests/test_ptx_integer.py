@@ -16,11 +16,11 @@ def bits_of(kind):
 
 
 def pairs(kind):
-    return rows(integers(kind), integers(kind), most=300)
+    return rows(integers(kind), integers(kind), most=192)
 
 
 def triples(kind):
-    return rows(integers(kind), integers(kind), integers(kind), most=300)
+    return rows(integers(kind), integers(kind), integers(kind), most=192)
 
 
 def binary(function, kind):

@@ -95,7 +95,9 @@ def int_to_float(value, name, mode):
 
 
 def _float_to_int(code, ins, result, source, target, a):
-    rounding = ins.one_of(*TO_INTEGER) or "rzi"
+    rounding = ins.one_of(*TO_INTEGER)
+    if rounding is None:
+        raise PtxError(f"a conversion to an integer without a rounding: {ins}")
     wide = source.name == "f64" or result.bits == 64
     code.assign(target, f"float_to_int({_real(code, ins, a, source)}, {code.constant(result.dtype)}, {rounding!r}, {wide})", result)
 

@@ -35,6 +35,13 @@ def parse_parameters(text: str, error: Callable[[str], Exception]) -> tuple[Vari
     return tuple(parse_variable(part, error) for part in split(text) if part)
 
 
+def _size(text: str, error: Callable[[str], Exception]) -> int:
+    literal = parse_literal(text) if text else None
+    if text and (literal is None or literal.kind != "int"):
+        raise error(f"'{text}' elements")
+    return literal.value if literal else 0
+
+
 def parse_variable(text: str, error: Callable[[str], Exception]) -> Variable:
     """A declared variable or parameter, with the bytes it starts with."""
     found = VARIABLE.fullmatch(text.strip())
@@ -49,7 +56,7 @@ def parse_variable(text: str, error: Callable[[str], Exception]) -> Variable:
     unknown = [k for k in names if k not in TYPES and k not in IGNORED and k not in ("align", "v2", "v4", "v8")]
     if unknown or space is None or kind is None:
         raise error(f"a declaration with '.{unknown[0]}'" if unknown else "a declaration without a state space or a type")
-    sizes = [int(size, 0) if size else 0 for size in re.findall(r"\[\s*(\w*)\s*\]", dimensions)]
+    sizes = [_size(size, error) for size in re.findall(r"\[\s*(\w*)\s*\]", dimensions)]
     item = kind.bytes * vector
     align = next((int(number) for k, number in kinds if k == "align" and number), item)
     if align & (align - 1) or not align:

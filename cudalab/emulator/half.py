@@ -7,6 +7,7 @@ Values are decoded to float64, where a sum or product of two is exact or rounded
 import numpy as np
 
 from cudalab.emulator.compare import BOOLEANS, COMPARISONS, MODIFIERS, ORDERED
+from cudalab.emulator.errors import PtxError
 from cudalab.emulator.formats import FORMATS, decode, encode
 from cudalab.emulator.program import Pair
 from cudalab.emulator.rounding import odd, two_sum
@@ -137,8 +138,10 @@ def setp(code, ins):
 
 
 def _compared(code, ins, a, b, kind) -> str:
-    values = f"{bits(code, a, kind)}, {bits(code, b, kind)}"
-    return f"half_compare({ins.one_of(*COMPARISONS)!r}, {form_of(kind)!r}, {ins.has('ftz')}, {values})"
+    values, which = f"{bits(code, a, kind)}, {bits(code, b, kind)}", ins.one_of(*COMPARISONS)
+    if which is None:
+        raise PtxError(f"a comparison that is missing: {ins}")
+    return f"half_compare({which!r}, {form_of(kind)!r}, {ins.has('ftz')}, {values})"
 
 
 @runtime

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cudalab.emulator.errors import PtxError
 from cudalab.emulator.segments import CARRY
 from cudalab.emulator.table import instruction, runtime
 from cudalab.emulator.types import INTEGERS, TYPES
@@ -60,6 +61,8 @@ def sub_carry(a, b, carry):
 def mul_mad(code, ins):
     target, a, b, *c = ins.operands
     kind, adds = ins.type, ins.parts[0] == "mad"
+    if not ins.one_of("lo", "hi", "wide"):
+        raise PtxError(f"which half of the product is missing: {ins}")
     if ins.has("wide"):
         wide = TYPES[f"{kind.name[0]}{2 * kind.bits}"]
         product, result = f"{code.widened(a, kind, wide)} * {code.widened(b, kind, wide)}", wide
@@ -111,6 +114,8 @@ def mul_high(a, b):
 @instruction("mul24", "mad24", types="u32 s32", modifiers="lo hi sat")
 def mul24(code, ins):
     target, a, b, *c = ins.operands
+    if not ins.one_of("lo", "hi"):
+        raise PtxError(f"which half of the product is missing: {ins}")
     product = f"mul24_{ins.one_of('lo', 'hi')}({code.value(a, ins.type)}, {code.value(b, ins.type)})"
     if c and ins.has("sat"):
         product = f"np.clip({product}.astype(i8) + {code.value(c[0], ins.type)}.astype(i8), -2147483648, 2147483647).astype(i4)"

@@ -68,6 +68,8 @@ def shift(code, ins):
 @instruction("shf", types="b32", modifiers="l r clamp wrap")
 def funnel_shift(code, ins):
     target, low, high, amount = ins.operands
+    if not ins.one_of("l", "r") or not ins.one_of("clamp", "wrap"):
+        raise PtxError(f"the direction or the limit of the shift is missing: {ins}")
     by = code.value(amount, "u32")
     by = f"({by} & {code.constant(np.uint32(31))})" if ins.has("wrap") else f"np.minimum({by}, {code.constant(np.uint32(32))})"
     function = "funnel_left" if ins.has("l") else "funnel_right"

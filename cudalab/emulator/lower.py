@@ -165,6 +165,8 @@ class Code:
             raise PtxError(f"an operand that should be an address: {self.ins}")
         base = address.base
         if isinstance(base, Register):
+            if register_dtype(base.type.name).kind != "u":
+                raise PtxError(f"an address in a register of type .{base.type.name}: {self.ins}")
             value = self.register(base)
             return self.derived(f"place {space}", base, f"memory.place_{space}({value}, lanes)"), address.offset
         start = base.value if isinstance(base, Immediate) else self.symbol(Symbol(base))
@@ -247,7 +249,10 @@ class Code:
             self.mask = self.temp(f"~{guard}" if self.ins.negated else guard)
             if self.watched and not find(self.ins).ends:
                 self.line(f"chunk.guarded({self.mask}, count, {site})")
-        find(self.ins).lower(self, self.ins)
+        try:
+            find(self.ins).lower(self, self.ins)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # operands or types missing, or of another kind
+            raise PtxError(f"this form of {self.ins.parts[0]} is not supported: {self.ins}") from error
 
     def source(self) -> str:
         """The Python text of the whole function."""

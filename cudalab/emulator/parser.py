@@ -41,7 +41,7 @@ class Text:
 
     def error(self, offset: int, why: str) -> PtxError:
         shown = " ".join(self.text[offset:offset + 60].split())
-        return PtxError(f"PTX line {self.line(offset)}: {why}" + (f" at '{shown}'" if shown else ""))
+        return PtxError(f"PTX line {self.line(offset)}: {' '.join(why.split())}" + (f" at '{shown}'" if shown else ""))
 
     def skip(self, offset: int) -> int:
         return SPACE.match(self.text, offset).end()
