@@ -12,11 +12,11 @@ PRELUDE = (KERNELS / "hopper.cuh").read_text()
 BOTH = pytest.mark.parametrize("delivery", ["lazy", "eager"])
 
 
-def run(body: str, grid, block, *args, parameters="u32* out", delivery="lazy", observers=(), options=(), **more):
+def run(body: str, grid, block, *args, parameters="u32* out", delivery="lazy", sanitize=True, **more):
     """Run a kernel `k` of this body with the prelude; the arrays afterwards."""
     text = body if "__global__" in body else f'extern "C" __global__ void k({parameters}) {{\n    int t = threadIdx.x;\n{body}\n}}\n'
-    ptx = compile_cuda(PRELUDE + text, "sm_90a", *options)
-    return Emulator(delivery=delivery, observers=observers).run_ptx(ptx, "k", grid, block, args, **more)
+    ptx = compile_cuda(PRELUDE + text)
+    return Emulator(delivery=delivery, sanitize=sanitize).run_ptx(ptx, "k", grid, block, args, **more)
 
 
 # PTX ISA, "Swizzling Modes": which sixteen bytes of a line of 128 lie where, line by line; the pattern repeats

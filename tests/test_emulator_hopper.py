@@ -156,8 +156,8 @@ def test_lazy_copies_show_who_does_not_wait():
     out[t] = early; out[t + 32] = tile[t];
     __syncwarp();
     if (t == 0) { fence_async(); bulk_store(out + 64, tile, 128); bulk_commit(); tile[0] = 1234; bulk_wait<0>(); }"""
-    _, lazy = run(body, 1, 32, source, words(96), parameters="const u32* in, u32* out")
-    _, eager = run(body, 1, 32, source, words(96), parameters="const u32* in, u32* out", delivery="eager")
+    _, lazy = run(body, 1, 32, source, words(96), parameters="const u32* in, u32* out", sanitize=False)
+    _, eager = run(body, 1, 32, source, words(96), parameters="const u32* in, u32* out", sanitize=False, delivery="eager")
     assert (lazy[:32] == 99).all() and (eager[:32] == source[:32]).all()
     assert (lazy[32:64] == source[:32]).all() and lazy[64] == 1234 and eager[64] == 0
 
@@ -188,7 +188,8 @@ def test_bulk_reductions(operation, kind, dtype, oracle, delivery):
 ])
 def test_wrong_bulk_copies(body, message):
     with pytest.raises(KernelFault, match=message):
-        run("__shared__ __align__(16) u32 tile[64]; __shared__ u64 b; init(&b, 1);" + body, 1, 1, np.zeros(64, "u4"), parameters="u32* in")
+        run("__shared__ __align__(16) u32 tile[64]; __shared__ u64 b; init(&b, 1);" + body, 1, 1, np.zeros(64, "u4"), parameters="u32* in",
+            sanitize=False)
 
 
 # -- tensors
@@ -219,8 +220,9 @@ def tensor_case(tensor, box, start, *, dtype, width=0, fill="zero", steps=None, 
     total = int(np.prod(counts)) * size
     m = TensorMap("T", dtype, tensor.shape[::-1], box, tensor.strides[::-1][1:], steps, width, fill)
     ptx = compile_cuda(PRELUDE + TENSOR.replace("LOAD", load))
-    out = Emulator(delivery=delivery).run_ptx(ptx, "k", 1, 32, (m, np.zeros(total, "u1"), *map(i32, (*start, 0, 0)[:3]), i32(total)),
-                                              smem=-(-total // 128) * 128, buffers=dict(T=tensor if whole is None else whole))[0]
+    args = m, np.zeros(total, "u1"), *map(i32, (*start, 0, 0)[:3]), i32(total)
+    out = Emulator(delivery=delivery, sanitize=True).run_ptx(ptx, "k", 1, 32, args, smem=-(-total // 128) * 128,
+                                                             buffers=dict(T=tensor if whole is None else whole))[0]
     expected = np.zeros(total, "u1")
     outside = np.zeros((), tensor.dtype)[()] if fill == "zero" else np.array(2 ** (8 * size - 1) - 1, tensor.dtype)[()]
     for number, place in enumerate(np.ndindex(*counts[::-1])):
@@ -284,7 +286,8 @@ def test_boxes_stored_and_clipped(width, start, delivery):
     maps = [TensorMap(name, "u16", array.shape[::-1], (box[0], min(box[1], 256)), swizzle=width)
             for name, array in (("T", target), ("S", source))]
     ptx = compile_cuda(PRELUDE + STORE.replace("STORE", "store_2d(&m, tile, x, y);"))
-    out = Emulator(delivery=delivery).run_ptx(ptx, "k", 1, 1, (*maps, *map(i32, start)), smem=2048, buffers=dict(T=target, S=source))[0]
+    out = Emulator(delivery=delivery, sanitize=True).run_ptx(ptx, "k", 1, 1, (*maps, *map(i32, start)), smem=2048,
+                                                             buffers=dict(T=target, S=source))[0]
     expected = target.copy()
     for row, column in np.ndindex(*source.shape):
         x, y = start[0] + column, start[1] + row
@@ -300,7 +303,8 @@ def test_boxes_added_to_a_tensor(delivery):
     reduce = ('asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" '
               ':: "l"(&m), "r"(shared(tile)), "r"(x), "r"(y) : "memory");')
     ptx = compile_cuda(PRELUDE + STORE.replace("STORE", reduce))
-    out = Emulator(delivery=delivery).run_ptx(ptx, "k", 1, 1, (*maps, i32(0), i32(-4)), smem=2048, buffers=dict(T=target, S=source))[0]
+    out = Emulator(delivery=delivery, sanitize=True).run_ptx(ptx, "k", 1, 1, (*maps, i32(0), i32(-4)), smem=2048,
+                                                             buffers=dict(T=target, S=source))[0]
     expected = target.copy()
     expected[:28] += source[4:]
     assert (out == expected).all()
@@ -370,7 +374,8 @@ def test_distributed_shared_memory(cluster, lanes):
     if (t == 0) { out[block * 5] = sum; for (int i = 0; i < 4; i++) out[block * 5 + 1 + i] = box[i]; }
 }"""
     values = np.arange(1, 33).astype("u4")
-    out = Emulator(lanes=lanes).run_ptx(compile_cuda(text), "k", (4, 8), 32, (words(160), values), cluster=cluster)[0].reshape(32, 5)
+    out, _ = Emulator(lanes=lanes, sanitize=True).run_ptx(compile_cuda(text), "k", (4, 8), 32, (words(160), values), cluster=cluster)
+    out = out.reshape(32, 5)
     for y, x in np.ndindex(8, 4):
         first = [x // cluster[0] * cluster[0], y // cluster[1] * cluster[1]]
         members = [int(values[(first[1] + j) * 4 + first[0] + i]) for j in range(cluster[1]) for i in range(cluster[0])]
@@ -410,6 +415,7 @@ def test_a_copy_to_several_blocks_and_one_between_blocks(delivery):
     source = RNG.integers(0, 1 << 30, (4, 32)).astype("u4")
     _, out = run("""
     __shared__ __align__(128) u32 tile[64], other[64]; __shared__ u64 b, c;
+    tile[t] = 0; fence_async();
     if (t == 0) { init(&b, 1); init(&c, 1); fence_init(); expect(&b, 256); expect(&c, 128); }
     cluster_sync();
     if (t == 0 && rank() % 2 == 0)  // blocks 0 and 2 each send a half to blocks 0, 1 and 3

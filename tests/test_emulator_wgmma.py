@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const u32* image, const u64*
 
 def k_major(rows: np.ndarray, width: int, leading: int, stride: int, step: int = 0):
     """An image of (row, byte) values: the 32 bytes of each row are number `step` in rows of `width` bytes."""
-    image = np.zeros(1 << 16, np.uint8)
+    image = np.zeros(1 << 15, np.uint8)
     for r, c in np.ndindex(*rows.shape):
         if width:
             at = r // 8 * stride + swizzle(r % 8 * width + step * 32 + c, width)
@@ -70,7 +70,7 @@ def k_major(rows: np.ndarray, width: int, leading: int, stride: int, step: int =
 
 def mn_major(values: np.ndarray, width: int, leading: int, stride: int):
     """An image of (row, k) 16-bit values that lie row after row for each k."""
-    image = np.zeros(1 << 16, np.uint8)
+    image = np.zeros(1 << 15, np.uint8)
     for mn, k in np.ndindex(*values.shape):
         if width:
             across = width // 2
@@ -132,8 +132,8 @@ def multiply(columns, d, a, b, *, a_layout=(128, 16, 1024, 0), b_layout=(128, 16
     c = lanes_of(before, d)
     image = np.concatenate(images).view(np.uint32)
     ptx = compile_cuda(kernel(columns, d, a, b, across=across, **how))
-    got = Emulator().run_ptx(ptx, "k", 1, 128, (image, np.array(descriptors, "u8"), fragment(left.view(np.uint8).reshape(64, 32)), c,
-                                                i32(image.nbytes)), smem=image.nbytes)[3]
+    args = image, np.array(descriptors, "u8"), fragment(left.view(np.uint8).reshape(64, 32)), c, i32(image.nbytes)
+    got = Emulator(sanitize=True).run_ptx(ptx, "k", 1, 128, args, smem=image.nbytes)[3]
     scale = np.prod(how.get("scales", (1, 1)))
     product = scale * (left.astype(float) @ right.astype(float).T)
     return got, lanes_of(product + (before if how.get("scale_d", 1) else 0), d)
@@ -153,9 +153,8 @@ TYPES = [("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), 
 @pytest.mark.parametrize("registers", [False, True], ids=["shared", "registers"])
 @pytest.mark.parametrize("types", TYPES, ids=".".join)
 def test_every_type(types, registers):
-    for columns in (8, 96):
-        got, expected = multiply(columns, *types, registers=registers)
-        assert (got == expected).all()
+    got, expected = multiply(96 if registers else 24, *types, registers=registers)
+    assert (got == expected).all()
 
 
 @pytest.mark.parametrize("layout", [(0, 128, 256, 0), (0, 1024, 128, 0), (32, 16, 256, 0), (64, 16, 512, 0), (64, 16, 512, 1),
@@ -276,19 +275,19 @@ def bf16(x):
     return x.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
-def tile(M, N, K, *, cluster=1, delivery="lazy", text=TILE, observers=(), stages=3):
+def tile(M, N, K, *, cluster=1, delivery="lazy", text=TILE, sanitize=True, stages=3):
     a, b = RNG.integers(-4, 5, (M, K)).astype(np.float32), RNG.integers(-4, 5, (N, K)).astype(np.float32)
     maps = (TensorMap("A", "bf16", (K, M), (64, 128 // cluster), swizzle=128), TensorMap("B", "bf16", (K, N), (64, 64), swizzle=128))
     grid = (-(-N // (64 * cluster)) * cluster, -(-M // 128))
     ptx = compile_cuda(text, "sm_90a", f"-DCLUSTER={cluster}")
-    c = Emulator(delivery=delivery, observers=observers).run_ptx(
+    c = Emulator(delivery=delivery, sanitize=sanitize).run_ptx(
         ptx, "k", grid, 384, (*maps, np.full((M, N), np.nan, np.float32), i32(M), i32(N), i32(K)), smem=stages * 24576,
         buffers=dict(A=bf16(a), B=bf16(b)), cluster=(cluster, 1, 1) if cluster > 1 else None)[0]
     return c, a @ b.T
 
 
 @BOTH
-@pytest.mark.parametrize("M, N, K", [(128, 64, 64), (256, 128, 512), (200, 150, 456), (1, 8, 8), (130, 66, 1000)])
+@pytest.mark.parametrize("M, N, K", [(128, 64, 64), (200, 150, 456), (1, 8, 8), (130, 66, 712)])
 def test_the_tile_kernel(M, N, K, delivery):
     c, expected = tile(M, N, K, delivery=delivery)
     assert (c == expected).all()
@@ -297,7 +296,7 @@ def test_the_tile_kernel(M, N, K, delivery):
 @BOTH
 @pytest.mark.parametrize("cluster", [2, 4])
 def test_the_tile_kernel_with_multicast(cluster, delivery):
-    c, expected = tile(200, 250, 584, cluster=cluster, delivery=delivery)
+    c, expected = tile(130, 250, 456, cluster=cluster, delivery=delivery)
     assert (c == expected).all()
 
 
@@ -326,7 +325,7 @@ def test_mutants_of_the_tile_kernel(old, new, kind, message):
     assert TILE.count(old) == 1
     text = TILE.replace(old, new)
     try:
-        c, expected = tile(256, 128, 512, text=text)
+        c, expected = tile(256, 128, 512, text=text, sanitize=False)
     except KernelFault as error:
         assert kind is None or isinstance(error, kind)
         if message:
