@@ -4,9 +4,7 @@
 All that mma.sync has on sm_80 to sm_90 but m8n8k4 of f16 (Volta's) and mma.sp: f16, bf16, tf32, f64, e4m3 and e5m2, integers of 8, 4 and
 1 bits.  Elements of A and B become float64, in which their products are exact; fragments.py says which lane holds what, accumulate.py how
 floating-point sums are rounded.  Integer sums are exact and wrap around at 32 bits, or with .satfinite stop at the limits.  Sums in f64 are
-a fused multiply-add after another, k upwards: PTX says that its precision is that of fma, not the order.
-
-NaN results are canonical.
+a fused multiply-add after another, k upwards: PTX says that its precision is that of fma, not the order.  NaN results are canonical.
 """
 
 import re
@@ -19,8 +17,8 @@ from cudalab.emulator.errors import PtxError
 from cudalab.emulator.fragments import FRAGMENTS, HALF_C, Fragments, Map
 from cudalab.emulator.matrix import together
 from cudalab.emulator.program import Register, Vector
-from cudalab.emulator.segments import registers_of
 from cudalab.emulator.rounding import fma64
+from cudalab.emulator.segments import registers_of
 from cudalab.emulator.table import instruction, runtime
 
 ROUNDING = "rn|rz|rm|rp"
@@ -112,7 +110,7 @@ def passed_on(code, target: Vector, form: Form) -> bool:
     names = set(target.items)
     for other in code.image.instructions[code.site + 1:code.segment.end]:
         if other.predicate in names or any(names.intersection(registers_of(operand)) for operand in other.operands):
-            if other.parts[:2] != ("mma", "sync") or other.predicate is not None:
+            if other.parts[:2] != ("mma", "sync") or other.predicate is not None or len(other.operands) != 4:
                 return False
             d, a, b, c = other.operands
             return d == target and c == target and not names.intersection((*registers_of(a), *registers_of(b))) \
