@@ -31,6 +31,8 @@ class Clocks:
         self.warp_base = np.full(count, start, np.int64)
         self.row = np.zeros(count, np.intp)
         self.rows = np.zeros((1, self.columns), np.int64)
+        self.serials = np.zeros(1, np.int64)  # of each row: how many rows there had been before it
+        self.made = 0
         self.used = 1
         self.pinned: list[np.ndarray] = []  # further arrays of row numbers that must stay valid
         self.agents: dict = {}
@@ -48,6 +50,10 @@ class Clocks:
         """The time of a new event."""
         self.now += 1
         return self.now
+
+    def identity(self, lane: int) -> int:
+        """A number for the row that a lane has, which no other row ever had."""
+        return int(self.serials[self.row[lane]])
 
     # -- asking
 
@@ -134,7 +140,8 @@ class Clocks:
     def _keep(self, row: np.ndarray) -> int:
         if self.used == len(self.rows):
             self._compact()
-        self.rows[self.used] = row
+        self.made += 1
+        self.rows[self.used], self.serials[self.used] = row, self.made
         self.used += 1
         return self.used - 1
 
@@ -144,9 +151,11 @@ class Clocks:
         live = np.unique(np.concatenate([np.zeros(1, np.intp), *holders]))
         rows = np.zeros((max(ROWS, 2 * len(live)), self.rows.shape[1]), np.int64)
         rows[:len(live)] = self.rows[live]
+        serials = np.zeros(len(rows), np.int64)
+        serials[:len(live)] = self.serials[live]
         for holder in holders:
             holder[:] = np.searchsorted(live, holder)
-        self.rows, self.used = rows, len(live)
+        self.rows, self.serials, self.used = rows, serials, len(live)
 
 
 def record(time: int, lanes):

@@ -24,6 +24,7 @@ class Flags:
         clocks.pinned.append(self.row)
         self.any_fence = False
         self.released: dict[int, dict] = {}  # flat index -> 0 or 1 + the only block that may learn it -> row
+        self.written: dict[tuple, tuple] = {}  # (flat index, lane) -> what it knew when it wrote there last
         self.seen: dict[int, dict] = {}  # lane -> (flat index, 0 or 1 + block) -> row to learn at its next fence
 
     def fence(self, mnemonic: str, lanes) -> None:
@@ -79,7 +80,8 @@ class Flags:
         clocks = self.clocks
         index = np.broadcast_to(index, len(lanes))
         if not own:
-            some = self.fenced[lanes] > 0
+            some = (self.fenced[lanes] > 0).nonzero()[0]
+            some = [at for at in some.tolist() if self._news(int(index[at]), int(lanes[at]))]
             index, lanes = index[some], lanes[some]
         for at in np.unique(index):
             here = lanes[index == at]
@@ -93,6 +95,15 @@ class Flags:
             for block in np.unique(clocks.chunk.block_of[here]):
                 mates = here[clocks.chunk.block_of[here] == block]
                 self._release(int(at), 1 + int(block), self._only_block(self._handed_over(mates, self.fenced), int(block)))
+
+    def _news(self, index: int, lane: int) -> bool:
+        """Has the lane come to know more since it last wrote there?  Who spins on an atomic has not."""
+        clocks = self.clocks
+        state = int(self.fenced[lane]), int(clocks.base[lane]), int(clocks.warp_base[lane]), clocks.identity(lane)
+        if self.written.get((index, lane)) == state:
+            return False
+        self.written[index, lane] = state
+        return True
 
     def _handed_over(self, lanes, fences):
         clocks = self.clocks
