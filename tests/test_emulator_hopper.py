@@ -368,7 +368,8 @@ def test_distributed_shared_memory(cluster, lanes):
         u64 far; asm("mapa.u64 %0, %1, %2;" : "=l"(far) : "l"(&box[rank()]), "r"(t));
         *(volatile u32*)far = own + 100 * t;
         u32 who; asm("getctarank.u64 %0, %1;" : "=r"(who) : "l"(far));
-        if (who != t) out[0] = 0xdead;
+        u32 own_block; asm("{.reg .pred p; isspacep.shared::cta p, %1; selp.u32 %0, 1, 0, p;}" : "=r"(own_block) : "l"(far));
+        if (who != t || own_block != (rank() == t)) out[0] = 0xdead;
     }
     cluster_sync();
     if (t == 0) { out[block * 5] = sum; for (int i = 0; i < 4; i++) out[block * 5 + 1 + i] = box[i]; }
@@ -441,6 +442,9 @@ def test_a_copy_to_several_blocks_and_one_between_blocks(delivery):
     ('asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(out[0]) : "r"(mapa(shared(&x), 2)));', 2, "read of 4 bytes at shared address "
                                                                                                     "16777216.*"),
     ('asm volatile("ld.shared::cta.u32 %0, [%1];" : "=r"(out[0]) : "r"(mapa(shared(&x), rank() ^ 1)));', 2, "out of bounds"),
+    ("cluster_sync(); if (rank()) { for (int i = 0; i < 4000; i++) __nanosleep(1);"
+     'u32 v; asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(mapa(shared(&x), 0))); out[0] = v; }', 2,
+     "read of 4 bytes at shared address 0 of a block of the cluster that has ended"),
     ("if (rank() == 0) cluster_sync(); else { __shared__ u64 b; init(&b, 1); wait(&b, 0); }", 2,
      "waits for the other threads of the cluster at its barrier"),
 ])

@@ -99,6 +99,13 @@ class Chunk:
         blocks = self.block_of if lanes is None else self.block_of[lanes]
         return self.memory.shared_start + blocks // self.cluster_size * self.cluster_size * self.shared_stride
 
+    def ended(self, index):
+        """For flat indices in shared memory: has every thread of the block there ended?"""
+        if self.living == self.blocks * self.threads:
+            return 0
+        blocks = np.clip((index - self.memory.shared_start) // self.shared_stride, 0, self.blocks - 1)
+        return ~self.alive.reshape(self.blocks, -1).any(axis=1)[blocks]
+
     def shared_address(self, offset, lanes):
         """The address of a variable in the own block's shared memory: its block's number in the cluster above bit 24."""
         if self.cluster_size == 1:

@@ -14,7 +14,7 @@ from cudalab.emulator import half  # noqa: F401
 from cudalab.emulator import integer  # noqa: F401
 from cudalab.emulator import logic  # noqa: F401
 from cudalab.emulator import matrix  # noqa: F401
-from cudalab.emulator import mbarrier  # noqa: F401
+from cudalab.emulator import mbarrier_ops  # noqa: F401
 from cudalab.emulator import memory_ops  # noqa: F401
 from cudalab.emulator import moves  # noqa: F401
 from cudalab.emulator import tensor  # noqa: F401

@@ -14,18 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudalab.emulator.chunk import put
-from cudalab.emulator.memory_ops import space_of
-from cudalab.emulator.program import Sink
 from cudalab.emulator.scheduler import Scheduler, Waiter
-from cudalab.emulator.table import instruction, runtime, waiter
-from cudalab.emulator.taking_part import indices, participants, values_of
+from cudalab.emulator.table import waiter
+from cudalab.emulator.taking_part import values_of
 
 BYTES = 8
 MARK = 0x6D62_6172_0000_0000  # "mbar" in a barrier's upper half, its number in the lower
 MOST = (1 << 20) - 1  # arrivals, and bytes in either direction
 PHASE_SHIFT = 20  # of a state: the phase above, pending arrivals below
-SPACES = "shared shared::cta shared::cluster"
-ORDER = "release acquire relaxed cta cluster"
 
 
 @dataclass
@@ -36,6 +32,7 @@ class Held:
     numbers: np.ndarray
     wanted: np.ndarray
     parity: bool
+    acquires: bool
     slot: int | None
     following: int
     site: int
@@ -93,10 +90,14 @@ class Mbarriers(Waiter):
                                                    + ("written over" if known else "used before anybody initialised it"))
         raise AssertionError("a barrier that is there and is not")
 
-    def count(self, index, lanes, counts, tx, site, wanted=True, complete=True, drop=False) -> np.ndarray | None:
-        """Arrivals, one after the other; the state before each, if wanted.  tx: bytes to expect before, or None."""
+    def count(self, index, lanes, counts, tx, site, wanted=True, complete=True, drop=False, releases=True) -> np.ndarray | None:
+        """Arrivals, one after the other; the state before each, if wanted.
+
+        tx: bytes to expect before, or None.  releases: not .relaxed.
+        """
         numbers = self.find(index, lanes, site)
-        self._tell("release", index, lanes, site)
+        if releases:
+            self._tell("release", index, lanes, site)
         if tx is not None:
             self._expect(numbers, lanes, tx, site)
         unique, inverse = np.unique(numbers, return_inverse=True)
@@ -134,11 +135,11 @@ class Mbarriers(Waiter):
         phase = self.phase[numbers]
         return phase & 1 != wanted if parity else phase != wanted
 
-    def test(self, index, lanes, wanted, parity, site) -> np.ndarray:
+    def test(self, index, lanes, wanted, parity, acquires, site) -> np.ndarray:
         """For each lane: is what it waits for over?  What is not over shall be, in the end: what is on its way arrives."""
         numbers = self.find(index, lanes, site)
         over = self.over(numbers, wanted if parity else wanted >> PHASE_SHIFT, parity)
-        if over.any():
+        if over.any() and acquires:
             self._tell("acquire", index[over], lanes[over], site)
         if not over.all():
             self.chunk.waiters["transfers"].deliver(barriers=np.unique(index[~over]))
@@ -181,7 +182,7 @@ class Mbarriers(Waiter):
 
     def arrive(self, scheduler, lanes, values, following, site):
         """Lanes that wait (not arrivals, which `count` counts)."""
-        index, wanted, parity, slot = values
+        index, wanted, parity, acquires, slot = values
         self.scheduler = scheduler
         wanted = values_of(wanted, len(lanes), None)
         if parity:
@@ -190,7 +191,7 @@ class Mbarriers(Waiter):
         else:
             wanted = wanted >> PHASE_SHIFT
         numbers = self.find(index, lanes, site)
-        held = Held(lanes, numbers, wanted, parity, slot, following, site)
+        held = Held(lanes, numbers, wanted, parity, acquires, slot, following, site)
         self._let_go(held, self.over(numbers, wanted, parity))
 
     def _let_go(self, held: Held, over) -> None:
@@ -198,12 +199,13 @@ class Mbarriers(Waiter):
         if len(lanes):
             if held.slot is not None:
                 put(self.chunk, held.slot, lanes, np.True_)
-            self._tell("acquire", self.index[held.numbers[over]], lanes, held.site)
+            if held.acquires:
+                self._tell("acquire", self.index[held.numbers[over]], lanes, held.site)
             self.scheduler.resume(held.following, lanes)
         if not over.all():
             stays = ~over
-            self.held.append(Held(held.lanes[stays], held.numbers[stays], held.wanted[stays], held.parity, held.slot, held.following,
-                                  held.site))
+            self.held.append(Held(held.lanes[stays], held.numbers[stays], held.wanted[stays], held.parity, held.acquires, held.slot,
+                                  held.following, held.site))
 
     def _release(self) -> None:
         pending, self.held = self.held, []
@@ -248,150 +250,3 @@ class Mbarriers(Waiter):
         for observer in self.chunk.observers:
             for at in np.unique(index):
                 getattr(observer, event)(("mbarrier", int(at)), lanes[index == at], site)
-
-
-# -- the instructions
-
-
-def _call(code, ins, name: str, address, *values: str) -> str:
-    place, offset = code.place(address, space_of(code, ins, address))
-    return f"{name}(chunk, {', '.join([place, str(offset), 'lanes', 'count', str(code.mask), str(code.site), *values])})"
-
-
-@instruction("mbarrier.init", types="b64", modifiers=SPACES, writes=0)
-def init(code, ins):
-    address, count = ins.operands
-    code.line(_call(code, ins, "mbarrier_init", address, code.value(count, "u32")))
-
-
-@runtime
-def mbarrier_init(chunk, place, offset, lanes, count, mask, site, counts):
-    who, positions = participants(chunk, lanes, count, mask)
-    if len(who):
-        index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-        chunk.waiters["mbarrier"].init(index, who, values_of(counts, count, positions), site)
-
-
-@instruction("mbarrier.inval", types="b64", modifiers=SPACES, writes=0)
-def inval(code, ins):
-    code.line(_call(code, ins, "mbarrier_inval", ins.operands[0]))
-
-
-@runtime
-def mbarrier_inval(chunk, place, offset, lanes, count, mask, site):
-    who, positions = participants(chunk, lanes, count, mask)
-    if len(who):
-        index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-        chunk.waiters["mbarrier"].invalidate(index, who, site)
-
-
-@instruction("mbarrier.arrive", "mbarrier.arrive_drop", types="b64", modifiers=f"{SPACES} {ORDER} expect_tx noComplete")
-def arrive(code, ins):
-    state, address, *count = ins.operands
-    counts = code.value(count[0], "u32") if count else "None"
-    wanted = not isinstance(state, Sink)
-    call = _call(code, ins, "mbarrier_arrive", address, counts, str(ins.has("expect_tx")), str(not ins.has("noComplete")),
-                 str(ins.parts[1] == "arrive_drop"), str(wanted))
-    if wanted:
-        code.assign(state, call, "b64")
-    else:
-        code.line(call)
-
-
-@runtime
-def mbarrier_arrive(chunk, place, offset, lanes, count, mask, site, number, expects, complete, drop, wanted):
-    """number: arrivals, with `expects` bytes to expect."""
-    states = np.zeros(count, np.uint64)
-    who, positions = participants(chunk, lanes, count, mask)
-    if len(who):
-        index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-        given = None if number is None else values_of(number, count, positions)
-        counts = np.ones(len(who), np.int64) if expects or given is None else given
-        found = chunk.waiters["mbarrier"].count(index, who, counts, given if expects else None, site, wanted, complete, drop)
-        states[slice(None) if positions is None else positions] = found
-    return states
-
-
-@instruction("mbarrier.expect_tx", types="b64", modifiers=f"{SPACES} {ORDER}", writes=0)
-def expect_tx(code, ins):
-    code.line(_call(code, ins, "mbarrier_bytes", ins.operands[0], code.value(ins.operands[1], "u32"), "True"))
-
-
-@instruction("mbarrier.complete_tx", types="b64", modifiers=f"{SPACES} {ORDER}", writes=0)
-def complete_tx(code, ins):
-    code.line(_call(code, ins, "mbarrier_bytes", ins.operands[0], code.value(ins.operands[1], "u32"), "False"))
-
-
-@runtime
-def mbarrier_bytes(chunk, place, offset, lanes, count, mask, site, tx, expects):
-    who, positions = participants(chunk, lanes, count, mask)
-    if len(who):
-        index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-        barriers = chunk.waiters["mbarrier"]
-        (barriers.expect if expects else barriers.complete_bytes)(index, who, values_of(tx, count, positions), site)
-
-
-@instruction("mbarrier.pending_count", types="b64")
-def pending_count(code, ins):
-    target, state = ins.operands
-    code.assign(target, f"({code.value(state, 'b64')} & {code.constant(np.uint64(MOST))}).astype(u4)", "b32")
-
-
-@instruction("mbarrier.try_wait", types="b64", modifiers=f"{SPACES} {ORDER} parity", waits="mbarrier")
-def try_wait(code, ins):
-    """A time limit, if there is one, is not kept: a wait ends when the phase does."""
-    target, address, wanted, *limit = ins.operands
-    place, offset = code.place(address, space_of(code, ins, address))
-    slot = None if isinstance(target, Sink) else code.image.slot(target)
-    parity = ins.has("parity")
-    value = code.value(wanted, "u32" if parity else "b64")
-    index = code.temp(f"barrier_index(chunk, {place}, {offset}, count, {code.mask}, {code.site})")
-    code.result = f"Wait('mbarrier', ({index}, {value}, {parity}, {slot}), {code.mask}, {code.site + 1}, {code.site})"
-
-
-@runtime
-def barrier_index(chunk, place, offset, count, mask, site):
-    """The flat index of each lane's barrier; 0 where the guard keeps a lane out."""
-    if mask is None:
-        return indices(chunk.memory, place, offset, count, None, BYTES, "an mbarrier", site)
-    positions = np.broadcast_to(mask, count).nonzero()[0]
-    index = np.zeros(count, np.int64)
-    if len(positions):
-        index[positions] = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-    return index
-
-
-@instruction("mbarrier.test_wait", types="b64", modifiers=f"{SPACES} {ORDER} parity")
-def test_wait(code, ins):
-    target, address, wanted = ins.operands
-    parity = ins.has("parity")
-    code.assign(target, _call(code, ins, "mbarrier_test", address, code.value(wanted, "u32" if parity else "b64"), str(parity)), "pred")
-
-
-@runtime
-def mbarrier_test(chunk, place, offset, lanes, count, mask, site, wanted, parity):
-    """Is the phase over?  If not, what is on its way to the barrier arrives, for the next time."""
-    result = np.zeros(count, bool)
-    who, positions = participants(chunk, lanes, count, mask)
-    if len(who):
-        index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-        result[slice(None) if positions is None else positions] = chunk.waiters["mbarrier"].test(
-            index, who, values_of(wanted, count, positions), parity, site)
-    return result
-
-
-@instruction("cp.async.mbarrier.arrive", types="b64", modifiers=f"{SPACES} noinc", writes=0)
-def cp_async_arrive(code, ins):
-    code.line(_call(code, ins, "mbarrier_after_copies", ins.operands[0], str(ins.has("noinc"))))
-
-
-@runtime
-def mbarrier_after_copies(chunk, place, offset, lanes, count, mask, site, counted):
-    """An arrival once the lane's cp.async so far have arrived; counted: among those that the barrier expects already (.noinc)."""
-    who, positions = participants(chunk, lanes, count, mask)
-    if len(who):
-        index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
-        barriers = chunk.waiters["mbarrier"]
-        if not counted:
-            barriers.raise_pending(index, who, site)
-        chunk.waiters["transfers"].after_copies(index, who, site)

@@ -19,6 +19,7 @@ LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW = 0x7D00_0000_0000, 0x7E00_0000_0000, 
 WINDOWS = dict(shared=SHARED_WINDOW, local=LOCAL_WINDOW, param=PARAM_WINDOW)
 RANK_SHIFT = 24  # addresses of shared memory carry the number of the block in its cluster above this bit
 BLOCK_ALIGN = 1024  # of a block's shared memory: swizzled tiles of 128 bytes by 8 rows must start there
+ENDED = 1 << 50  # added to an address in the shared memory of a block that is no more: out of bounds
 UNSET = 0xFF  # every byte that nothing has been written to: NaN in floating point
 COPIED_WHOLE = {8: np.dtype("u8"), 16: np.dtype("c16")}  # types by which NumPy moves that many bytes at once
 
@@ -152,6 +153,7 @@ class Memory:
         known = np.clip(rank, 0, chunk.cluster_size - 1)  # a block that the cluster does not have leaves an address out of bounds
         offset = address - (known << RANK_SHIFT)
         index = chunk.cluster_base(lanes) + known * chunk.shared_stride + offset
+        offset = offset + chunk.ended(index) * ENDED
         if np.ndim(index):
             return Place("shared", np.array(np.broadcast_to(offset, index.shape)), index, lanes)
         return Place("shared", int(offset), int(index), lanes)
@@ -220,6 +222,8 @@ class Memory:
 
     def name_address(self, space: str, address: int) -> str:
         """An address as a person can use it: which allocation, and how far into it or past its end."""
+        if address >= ENDED:
+            return f"shared address {address % ENDED} of a block of the cluster that has ended"
         if space != "global":
             return f"{space} address {address} (there are {self.limits[space]} bytes)"
         number = int(np.searchsorted(self.starts, address, "right")) - 1

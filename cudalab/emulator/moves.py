@@ -3,7 +3,7 @@
 import numpy as np
 
 from cudalab.emulator.errors import PtxError
-from cudalab.emulator.memory import LOCAL_WINDOW, WINDOWS
+from cudalab.emulator.memory import LOCAL_WINDOW, RANK_SHIFT, WINDOWS
 from cudalab.emulator.program import Register, Special, Vector
 from cudalab.emulator.table import instruction, runtime
 from cudalab.emulator.types import PAIR, TYPES
@@ -57,6 +57,9 @@ def isspacep(code, ins):
     value = code.value(ins.operands[1], "u64")
     if space in WINDOWS:
         inside = f"({value} >> {code.constant(np.uint64(40))}) == {code.constant(np.uint64(WINDOWS[space] >> 40))}"
+        if ins.has("shared") or ins.has("shared::cta"):  # of the own block
+            own = f"chunk.shared_address({code.constant(np.uint64(WINDOWS[space]))}, lanes)"
+            inside = f"({value} >> {code.constant(np.uint64(RANK_SHIFT))}) == ({own} >> {code.constant(np.uint64(RANK_SHIFT))})"
     elif space == "global":
         inside = f"{value} < {code.constant(np.uint64(LOCAL_WINDOW))}"
     else:
