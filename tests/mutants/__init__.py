@@ -29,7 +29,8 @@ WARP = r"__syncwarp\(\), or a barrier, between them would order them"
 EITHER = f"({WARP}|{BARRIER})"
 BLOCKS = r"different blocks: use atomics, or a flag with __threadfence\(\)"
 FENCE, SYNC, SYNCWARP = "__threadfence();", "__syncthreads();", "__syncwarp();"
-STREAM = (("WORKERS", 5), ("BM", 32), ("BN", 128), ("SLICES", 1), ("BK", 8), ("STAGES", 3))  # several pieces of each tile
+TINY = (("BM", 32), ("BN", 64), ("TM", 4), ("TN", 4), ("BK", 4), ("STAGES", 3))  # tiles that compile and run fast
+STREAM = (*TINY, ("SLICES", 1), ("WORKERS", 5))  # several pieces of each tile
 
 
 def race(before: str, cure: str) -> str:
@@ -91,10 +92,10 @@ LADDER = [
     Mutant("no zeros past the edge", "sgemm/8", "&B[unsigned(k0 + k) * N + block_col + col], inside);",
            "&B[unsigned(k0 + k) * N + block_col + col], true);", KernelFault, r"asynchronous copy of \d+ bytes at .*out of bounds"),
     # steps 10 to 12: warps store through shared memory, blocks wait for each other
-    Mutant("missing __syncwarp before the reads", "sgemm/10", f"{SYNCWARP}  // the rows are complete", "", Race, race("write", WARP)),
-    Mutant("missing __syncwarp behind the reads", "sgemm/10", f"{SYNCWARP}  // the rows are read", "//", Race, race("read", WARP)),
+    Mutant("missing __syncwarp before the reads", "sgemm/10", f"{SYNCWARP}  // the rows are complete", "", Race, race("write", WARP), TINY),
+    Mutant("missing __syncwarp behind the reads", "sgemm/10", f"{SYNCWARP}  // the rows are read", "//", Race, race("read", WARP), TINY),
     Mutant("missing barrier between sums and tiles", "sgemm/11", f"{SYNC}  // everyone has read the last slice: shared memory is free", "",
-           Race, race("read", EITHER)),
+           Race, race("read", EITHER), TINY),
     Mutant("sums without a fence", "sgemm/12", f"{FENCE}\n            {SYNC}  // all of the block's sums", f"{SYNC}  //", Race,
            race("write", BLOCKS), STREAM),
     Mutant("flag seen without a fence", "sgemm/12", f"flags[block] = 0;  // as the next launch expects it\n                    {FENCE}",
