@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import toy
 from cudalab.emulator import Deadlock, Emulator, KernelFault, PtxError
 from cudalab.errors import BadLaunch
 from cudalab.spec import TensorMap, i32
@@ -308,6 +309,31 @@ def test_boxes_added_to_a_tensor(delivery):
     expected = target.copy()
     expected[:28] += source[4:]
     assert (out == expected).all()
+
+
+def test_a_plan_with_tensor_maps(tmp_path, monkeypatch):
+    """The seam of both backends: compiled, verified and run as a step is."""
+    monkeypatch.setenv("CUDALAB_DUMPS", str(tmp_path / "dumps"))
+    text = PRELUDE + """extern "C" __global__ void copy(const __grid_constant__ Map a, const __grid_constant__ Map c, int N) {
+    __shared__ __align__(128) u8 tile[1024]; __shared__ u64 b;
+    if (threadIdx.x == 0) {
+        init(&b, 1); fence_init();
+        for (int x = blockIdx.x * 256, i = 0; x < N; x += gridDim.x * 256, i++) {
+            expect(&b, 1024); load_1d(tile, &a, &b, x); wait(&b, i & 1);
+            asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%2}], [%1];"
+                         :: "l"(&c), "r"(shared(tile)), "r"(x) : "memory");
+            bulk_commit(); bulk_wait_read<0>();
+        }
+        bulk_wait<0>();
+    }
+}"""
+    plan = toy.plan(tmp_path, text, args=(TensorMap("A", "f32", (1000,), (256,)), TensorMap("C", "f32", (1000,), (256,)), "N"))
+    a = RNG.random(1000, dtype="f4")
+    assert (Emulator(sanitize=True).run(plan, dict(A=a))["C"] == a).all()
+    with pytest.raises(BadLaunch, match="none of the tensors A C"):
+        toy.plan(tmp_path, text, args=(TensorMap("B", "f32", (1000,), (256,)),))
+    with pytest.raises(BadLaunch, match="parameter 2 is bytes of 128 bytes; the launch passes the address of C"):
+        Emulator().run(toy.plan(tmp_path, text, args=(TensorMap("A", "f32", (1000,), (256,)), "C", "N")), dict(A=a))
 
 
 @pytest.mark.parametrize("changes, message", [
