@@ -130,14 +130,14 @@ def test_bugs_in_the_ladder_are_found(mutant, tmp_path):
 # -- Hopper
 
 
-def run_hopper_tile(text: str, k: int, cluster: int, delivery: str) -> None:
-    """200 x 100 x k of the warp-specialised tile kernel, exact on small integers."""
+def run_hopper_tile(text: str, m: int, n: int, k: int, cluster: int, delivery: str) -> None:
+    """m x n x k of the warp-specialised tile kernel, exact on small integers."""
     rng = np.random.default_rng(0)
-    a, b = (rng.integers(-3, 4, (rows, k)).astype(ml_dtypes.bfloat16) for rows in (200, 100))
-    maps = (TensorMap("A", "bf16", (k, 200), (64, 128 // cluster), swizzle=128), TensorMap("B", "bf16", (k, 100), (64, 64), swizzle=128))
+    a, b = (rng.integers(-3, 4, (rows, k)).astype(ml_dtypes.bfloat16) for rows in (m, n))
+    maps = (TensorMap("A", "bf16", (k, m), (64, 128 // cluster), swizzle=128), TensorMap("B", "bf16", (k, n), (64, 64), swizzle=128))
     ptx = compile_cuda((KERNELS / "hopper.cuh").read_text() + text, "sm_90a", f"-DCLUSTER={cluster}")
     c = Emulator(delivery=delivery, sanitize=True).run_ptx(
-        ptx, "k", (2, 2), 384, (*maps, np.zeros((200, 100), "f4"), np.int32(200), np.int32(100), np.int32(k)), unset=(3,),
+        ptx, "k", (-(-n // 64), -(-m // 128)), 384, (*maps, np.zeros((m, n), "f4"), *map(np.int32, (m, n, k))), unset=(3,),
         smem=3 * (128 + 64) * 64 * 2, cluster=(cluster, 1, 1) if cluster > 1 else None, buffers=dict(A=a.view("u2"), B=b.view("u2")))[0]
     np.testing.assert_array_equal(c, a.astype("f4") @ b.astype("f4").T)
 
@@ -152,7 +152,7 @@ def run_tma_store(text: str, delivery: str) -> None:
 @pytest.mark.parametrize("delivery", ["lazy", "eager"])
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_hopper_tiles_are_clean(cluster, delivery):
-    run_hopper_tile((KERNELS / "hopper_tile.cu").read_text(), 504, cluster, delivery)
+    run_hopper_tile((KERNELS / "hopper_tile.cu").read_text(), 200, 100, 504, cluster, delivery)
 
 
 @pytest.mark.parametrize("delivery", ["lazy", "eager"])
@@ -168,5 +168,5 @@ def test_bugs_in_hopper_kernels_are_found(mutant, delivery):
             run_tma_store(change(small_text("tma_store"), mutant), delivery)
         else:
             text = change((KERNELS / "hopper_tile.cu").read_text(), mutant)
-            run_hopper_tile(text, 128 if "accumulators" in mutant.name else 504, 1, delivery)
+            run_hopper_tile(text, 100, 60, 128 if "accumulators" in mutant.name else 504, 1, delivery)
     assert "\n" not in str(found.value)

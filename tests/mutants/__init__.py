@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cudalab.emulator import Deadlock, KernelFault
-from cudalab.emulator.sanitizer import DivergentBarrier, InFlight, MissingProxyFence, Race, Uninitialised
+from cudalab.emulator.sanitizer import DivergentBarrier, InFlight, MissingFence, MissingProxyFence, Race, Uninitialised
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,8 @@ HOPPER = [
            r"race on .* and the write by .*mbarrier.init.* are not ordered; a barrier"),
     Mutant("accumulators read too early", "hopper_tile", "            mma_wait<0>();\n", "", InFlight,
            r"this reads a register that wgmma at \S+:\d+.* still uses; wgmma.wait_group must wait|" + UNDER_WAY),
+    Mutant("missing wgmma.fence", "hopper_tile", "            mma_fence();\n", "", MissingFence,
+           r"wgmma uses a register written at \S+:\d+.*; wgmma.fence must come between them; block .*thread .*:\d+"),
     Mutant("missing proxy fence", "tma_store", "        fence_async();\n", "", MissingProxyFence,
            r"wgmma or TMA reads the 4 bytes at shared address \d+, written by plain stores at \S+:\d+.*without fence.proxy.async"),
     Mutant("stored before the tile is complete", "tma_store", "__syncthreads();  // the tile is complete", "", KernelFault,

@@ -15,6 +15,10 @@ class InFlight(KernelFault):
     """An access to bytes that an asynchronous copy is still to write."""
 
 
+class MissingFence(KernelFault):
+    """Registers that wgmma uses, written without a wgmma.fence between them."""
+
+
 class MissingProxyFence(KernelFault):
     """Plain writes that TMA or wgmma comes to see without a fence.proxy.async between them."""
 
