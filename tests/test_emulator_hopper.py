@@ -73,6 +73,31 @@ def test_lanes_that_arrive_together_arrive_one_after_the_other():
 
 
 @BOTH
+def test_every_instruction_under_a_guard(delivery):
+    source = np.arange(64, dtype="u4")
+    _, out = run("""
+    __shared__ __align__(128) u32 tile[64]; __shared__ u64 b;
+    u64 s = 77; u32 ok;
+    asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 3; @p mbarrier.init.shared::cta.b64 [%1], 2;}" :: "r"(t), "r"(shared(&b)) : "memory");
+    if (t == 3) fence_init();
+    __syncwarp();
+    asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 5;"
+                 "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%1], 256;"
+                 "@p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], 256, [%1];}"
+                 :: "r"(t), "r"(shared(&b)), "r"(shared(tile)), "l"(in) : "memory");
+    asm volatile("{.reg .pred p; setp.eq.u32 p, %1, 6; @p mbarrier.arrive.shared::cta.b64 %0, [%2];}"
+                 : "+l"(s) : "r"(t), "r"(shared(&b)) : "memory");
+    asm volatile("{.reg .pred p, q; setp.lt.u32 p, %1, 16; setp.ne.u32 q, 0, 0;"
+                 "@p mbarrier.try_wait.parity.shared::cta.b64 q, [%2], 0; selp.u32 %0, 1, 0, q;}"
+                 : "=r"(ok) : "r"(t), "r"(shared(&b)) : "memory");
+    if (t >= 16) wait(&b, 0);
+    out[t] = tile[t] + 1000 * ok + (s != 77) * 100000;""", 1, 32, source, words(32), parameters="const u32* in, u32* out",
+                 delivery=delivery)
+    lane = np.arange(32)
+    assert (out == lane + 1000 * (lane < 16) + 100000 * (lane == 6)).all()
+
+
+@BOTH
 @pytest.mark.parametrize("noinc, expected", [(".noinc", 128), ("", 1)])
 def test_arrivals_behind_cp_async(noinc, expected, delivery):
     source = RNG.integers(0, 1 << 30, 128).astype("u4")

@@ -55,16 +55,16 @@ class Mbarriers(Waiter):
     def init(self, index, lanes, counts, site) -> None:
         if self.numbers is None:
             self.numbers = np.full(self.chunk.blocks * self.chunk.shared_stride // BYTES, -1, np.int64)
-        for at, lane, count in zip(index.tolist(), lanes.tolist(), counts.tolist()):
+        for number, (at, lane, count) in enumerate(zip(index.tolist(), lanes.tolist(), counts.tolist()), len(self.index)):
             if not 1 <= count <= MOST:
                 raise self.chunk.fault(lane, site, f"an mbarrier for {count} arrivals; possible are 1 to {MOST}")
             if self._valid(at):
                 raise self.chunk.fault(lane, site, f"an mbarrier is initialised where there is one already ({self._name(at)})")
-            self.numbers[at - self.memory.shared_start >> 3] = len(self.index)
-            self.memory.view(np.dtype("u8"))[at >> 3] = MARK | len(self.index)
-            self.index = np.append(self.index, at)
-            self.expected, self.pending = np.append(self.expected, count), np.append(self.pending, count)
-            self.tx, self.phase = np.append(self.tx, 0), np.append(self.phase, 0)
+            self.numbers[at - self.memory.shared_start >> 3] = number
+            self.memory.view(np.dtype("u8"))[at >> 3] = MARK | number
+        self.index = np.append(self.index, index)
+        self.expected, self.pending = np.append(self.expected, counts), np.append(self.pending, counts)
+        self.tx, self.phase = (np.append(old, np.zeros(len(index), np.int64)) for old in (self.tx, self.phase))
         self.memory.changes += 1
         self._tell("release", index, lanes, site)
 
@@ -90,8 +90,8 @@ class Mbarriers(Waiter):
                                                    + ("written over" if known else "used before anybody initialised it"))
         raise AssertionError("a barrier that is there and is not")
 
-    def count(self, index, lanes, counts, tx, site, wanted=True, complete=True, drop=False, releases=True) -> np.ndarray | None:
-        """Arrivals, one after the other; the state before each, if wanted.
+    def count(self, index, lanes, counts, tx, site, complete=True, drop=False, releases=True) -> np.ndarray:
+        """Arrivals, one after the other; the state before each.
 
         tx: bytes to expect before, or None.  releases: not .relaxed.
         """
@@ -104,10 +104,9 @@ class Mbarriers(Waiter):
         total = np.bincount(inverse, counts, len(unique)).astype(np.int64)
         if (counts < 1).any() or (counts > MOST).any():
             raise self.chunk.fault(int(lanes[0]), site, f"arrivals with a count outside 1 to {MOST}")
-        if len(unique) == len(numbers) or not wanted and (total <= self.pending[unique]).all():
-            states = (self.phase[numbers] << PHASE_SHIFT | self.pending[numbers]).astype(np.uint64)
-            if (total > self.pending[unique]).any():
-                self._too_many(numbers, lanes, counts, site)
+        if (total <= self.pending[unique]).all():  # all in the current phase
+            pending = self.pending[numbers] - (earlier(inverse, counts) if len(unique) < len(numbers) else 0)
+            states = (self.phase[numbers] << PHASE_SHIFT | pending).astype(np.uint64)
             self._count(unique, total, lanes, site, complete, drop)
             return states
         states = np.zeros(len(numbers), np.uint64)
@@ -250,3 +249,13 @@ class Mbarriers(Waiter):
         for observer in self.chunk.observers:
             for at in np.unique(index):
                 getattr(observer, event)(("mbarrier", int(at)), lanes[index == at], site)
+
+
+def earlier(groups: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """For each of several counts the sum of those before it in the same group."""
+    order = np.argsort(groups, kind="stable")
+    before = np.cumsum(counts[order]) - counts[order]
+    first = np.r_[True, groups[order][1:] != groups[order][:-1]]
+    result = np.empty(len(groups), np.int64)
+    result[order] = before - before[first][np.cumsum(first) - 1]
+    return result

@@ -50,17 +50,16 @@ def mbarrier_inval(chunk, place, offset, lanes, count, mask, site):
 def arrive(code, ins):
     state, address, *count = ins.operands
     counts = code.value(count[0], "u32") if count else "None"
-    wanted = not isinstance(state, Sink)
     call = _call(code, ins, "mbarrier_arrive", address, counts, str(ins.has("expect_tx")), str(not ins.has("noComplete")),
-                 str(ins.parts[1] == "arrive_drop"), str(wanted), str(not ins.has("relaxed")))
-    if wanted:
-        code.assign(state, call, "b64")
-    else:
+                 str(ins.parts[1] == "arrive_drop"), str(not ins.has("relaxed")))
+    if isinstance(state, Sink):
         code.line(call)
+    else:
+        code.assign(state, call, "b64")
 
 
 @runtime
-def mbarrier_arrive(chunk, place, offset, lanes, count, mask, site, number, expects, complete, drop, wanted, releases):
+def mbarrier_arrive(chunk, place, offset, lanes, count, mask, site, number, expects, complete, drop, releases):
     """number: arrivals, with `expects` bytes to expect."""
     states = np.zeros(count, np.uint64)
     who, positions = participants(chunk, lanes, count, mask)
@@ -68,8 +67,7 @@ def mbarrier_arrive(chunk, place, offset, lanes, count, mask, site, number, expe
         index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
         given = None if number is None else values_of(number, count, positions)
         counts = np.ones(len(who), np.int64) if expects or given is None else given
-        found = chunk.waiters["mbarrier"].count(index, who, counts, given if expects else None, site, wanted, complete, drop,
-                                                  releases)
+        found = chunk.waiters["mbarrier"].count(index, who, counts, given if expects else None, site, complete, drop, releases)
         states[slice(None) if positions is None else positions] = found
     return states
 

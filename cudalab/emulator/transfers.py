@@ -144,8 +144,7 @@ class Transfers(Waiter):
         for arrival in going:
             if self.memory.flights is not None:
                 self.memory.flights.wait(arrival.lanes, -1, arrival.site, before=arrival.serial)
-            self.chunk.waiters["mbarrier"].count(arrival.index, arrival.lanes, np.ones(len(arrival.lanes), np.int64), None, arrival.site,
-                                                 wanted=False)
+            self.chunk.waiters["mbarrier"].count(arrival.index, arrival.lanes, np.ones(len(arrival.lanes), np.int64), None, arrival.site)
 
 
 @runtime
