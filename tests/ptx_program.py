@@ -8,6 +8,7 @@ The emulator holds what all lanes have in common as a scalar and works on some l
 differ by lane, the first operand the same everywhere, the last one, all of them, and under a guard that lets every other lane through.
 """
 
+import hashlib
 import itertools
 import random
 import re
@@ -60,7 +61,8 @@ def on_gpu(gpu) -> Callable:
         import cupy
         if program.sm > gpu.device.sm:
             pytest.skip(f"{program.name} needs compute capability {program.sm / 10}")
-        built = SimpleNamespace(folder=Path(program.ptx), cubin=program.ptx.encode() + b"\0", target=gpu.target)
+        text = program.ptx.encode() + b"\0"
+        built = SimpleNamespace(folder=Path(hashlib.sha256(text).hexdigest()), cubin=text, target=gpu.target)  # the driver takes PTX too
         names = [f"b{number}" for number in range(len(program.buffers))]
         with gpu.stream:
             buffers = {name: cupy.asarray(array) for name, array in zip(names, program.buffers)}

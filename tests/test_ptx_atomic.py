@@ -169,8 +169,9 @@ def of_one_address():
 
 def vectors():
     """Vectors of atomics: element by element."""
-    for kind, lanes, extra in (("f32", 2, ""), ("f32", 4, ""), ("f16", 2, ".noftz"), ("f16", 8, ".noftz"), ("bf16", 4, ".noftz"),
-                               ("f16x2", 4, ".noftz"), ("bf16x2", 2, ".noftz")):
+    forms = [("f32", 2, ""), ("f32", 4, ""), ("f16", 2, ".noftz"), ("f16", 8, ".noftz"), ("bf16", 4, ".noftz"), ("f16x2", 4, ".noftz"),
+             ("bf16x2", 2, ".noftz")]
+    for operation, (kind, lanes, extra) in [("add", form) for form in forms] + [(o, form) for o in ("min", "max") for form in forms[2:]]:
         width, name = width_of(kind), kind.removesuffix("x2")
         count = 32 * lanes
         values = [v for v in ordinary(kind, "global") if abs(value_of(v & 0xFFFF if "x2" in kind else v, name)) < 2.0**10]
@@ -180,14 +181,14 @@ def vectors():
         found = [f"%d{n}" for n in range(lanes)]
         text = [f"    mad.lo.u64 %at, %w, {lanes * width}, %a1;", *(f"    ld.global.b{8 * width} {n}, [%at+{k * width}];" for k, n in enumerate(
             names)), f"    mad.lo.u64 %p, %w, {lanes * width}, %a0;",
-                f"    atom.global.v{lanes}.{kind}.add{extra} {{{', '.join(found)}}}, [%p], {{{', '.join(names)}}};",
-                f"    red.global.v{lanes}.{kind}.add{extra} [%p], {{{', '.join(names)}}};",
+                f"    atom.global.v{lanes}.{kind}.{operation}{extra} {{{', '.join(found)}}}, [%p], {{{', '.join(names)}}};",
+                f"    red.global.v{lanes}.{kind}.{operation}{extra} [%p], {{{', '.join(names)}}};",
                 f"    mad.lo.u64 %at, %w, {lanes * width}, %a2;", *(f"    st.global.b{8 * width} [%at+{k * width}], {n};" for k, n in enumerate(
                     found))]
-        combine = plain("add", kind)
+        combine = plain(operation, kind)
         after = [combine(combine(old, b), b) for old, b in zip(held, given)]
         dtype = f"u{width}"
-        yield custom(f"atom.v{lanes}.{kind}.add", "\n".join(text), [np.array(held, dtype), np.array(given, dtype), np.zeros(count, dtype)],
+        yield custom(f"atom.v{lanes}.{kind}.{operation}", "\n".join(text), [np.array(held, dtype), np.array(given, dtype), np.zeros(count, dtype)],
                      {0: after, 2: held}, registers=f".reg .{register(kind)} %b<{lanes}>, %d<{lanes}>; .reg .b64 %p;", sm=90)
 
 

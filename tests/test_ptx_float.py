@@ -27,12 +27,21 @@ def near_the_middle(name: str, operands: int, count: int, seed: int) -> list[tup
     return [tuple(one() for _ in range(operands)) for _ in range(count)]
 
 
+def hidden_ties(name: str) -> list[tuple[int, ...]]:
+    """a * b + c where a * b lies in the middle between two numbers and c, far too small to be seen beside it, says to which side."""
+    form = FORMATS[name]
+    bits = form.mantissa + 1
+    one, first, second = form.bias << form.mantissa, 1 << form.mantissa - bits // 2, 1 << form.mantissa - (bits - bits // 2)
+    small = [1, 5, 1 << form.mantissa, form.bias // 2 - 3 << form.mantissa, max(1, form.bias - bits - 9) << form.mantissa]
+    return [(a | one | first, one | times * second, sign | c) for a in (0, form.sign) for times in (1, 3) for sign in (0, form.sign) for c in small]
+
+
 def pairs(name):
     return rows(floats(name), floats(name), most=120) + near_the_middle(name, 2, 72, 1)
 
 
 def triples(name):
-    return rows(few_floats(name), few_floats(name), few_floats(name), most=96) + near_the_middle(name, 3, 128, 2)
+    return rows(few_floats(name), few_floats(name), few_floats(name), most=96) + near_the_middle(name, 3, 128, 2) + hidden_ties(name)
 
 
 def ones(name):

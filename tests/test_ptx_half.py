@@ -4,7 +4,7 @@ import pytest
 
 from ptx_oracle import FORMATS, NAN, arithmetic, decode, encode, floats, flushed, packed
 from ptx_program import case, on_both, rows
-from test_ptx_float import extreme, near_the_middle
+from test_ptx_float import extreme, hidden_ties, near_the_middle
 
 NAMES = ("f16", "bf16")
 
@@ -14,7 +14,7 @@ def pairs(name):
 
 
 def triples(name):
-    return rows(floats(name), floats(name), floats(name), most=96) + near_the_middle(name, 3, 96, 2)
+    return rows(floats(name), floats(name), floats(name), most=96) + near_the_middle(name, 3, 96, 2) + hidden_ties(name)
 
 
 def joined(values):

@@ -7,6 +7,7 @@ import numpy as np
 
 from cudalab.emulator.errors import PtxError
 from cudalab.emulator.formats import decode, encode
+from cudalab.emulator.half import half_extreme
 from cudalab.emulator.memory_ops import CACHE, ORDER, WHERE, space_of
 from cudalab.emulator.program import Vector
 from cudalab.emulator.rounding import canonical, flush
@@ -150,6 +151,8 @@ def combination(operation, name, space):
     if name in ("f32", "f64"):
         return function
     form = name.removesuffix("x2")
+    if operation != "add":
+        return lambda old, v: half_extreme(operation, form, False, False, False, old, v)
     return lambda old, v: _small(function, old, v, form)
 
 
