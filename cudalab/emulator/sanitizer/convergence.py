@@ -25,8 +25,8 @@ class Convergence:
             if wrong.any():
                 row, column = np.argwhere(wrong)[0]
                 other = int(lanes[row] // WARP * WARP + column)
-                raise self.sanitizer.fault(int(lanes[row]), site, f"divergent barrier: {chunk.who(other)} of the same warp waits for barrier "
-                                           f"{number} at {chunk.where(int(rows[row, column]))}; move the barrier out of the branch",
+                raise self.sanitizer.fault(int(lanes[row]), site, f"divergent barrier: {chunk.who(other)} of the same warp waits for "
+                                           f"barrier {number} at {chunk.where(int(rows[row, column]))}; move the barrier out of the branch",
                                            DivergentBarrier)
         held[lanes] = site
 
@@ -44,8 +44,8 @@ class Convergence:
             block = int(blocks[row])
             here = next((int(lanes[chunk.block_of[lanes] == block][0]) for lanes, *_ in going if (chunk.block_of[lanes] == block).any()),
                         int(lanes[0]))
-            raise self.sanitizer.fault(here, site, f"divergent barrier: {chunk.who(block * chunk.width + int(column))} has ended before the "
-                                       f"barrier that others of its block wait at; guard the work, not the thread", DivergentBarrier)
+            raise self.sanitizer.fault(here, site, f"divergent barrier: {chunk.who(block * chunk.width + int(column))} has ended before "
+                                       f"the barrier that others of its block wait at; guard the work, not the thread", DivergentBarrier)
 
 
 def _aligned(ins) -> bool:

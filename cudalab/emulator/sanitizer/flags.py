@@ -1,5 +1,5 @@
-"""Order through memory: fences, and atomic or volatile accesses that serve as flags.  PTX ISA, "Memory Consistency Model: Release and Acquire
-Patterns", "Morally Strong Operations".
+"""Order through memory: fences, and atomic or volatile accesses that serve as flags.  PTX ISA, "Memory Consistency Model: Release and
+Acquire Patterns", "Morally Strong Operations".
 
 Whoever writes a flag hands over what he knew at his last fence, and beyond that what other lanes did before their own last fence, if he
 knows of it through a barrier ("all write, all __threadfence(), __syncthreads(), one sets the flag").  Whoever has seen the flag learns it

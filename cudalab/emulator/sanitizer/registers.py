@@ -1,6 +1,6 @@
 """Registers that wgmma still reads or writes.  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async": to access the
-accumulator, or registers that hold A, before wgmma.wait_group has waited for the instruction's group is undefined; and "wgmma.fence": it must
-come between a thread's own writes of these registers and wgmma.
+accumulator, or registers that hold A, before wgmma.wait_group has waited for the instruction's group is undefined; and "wgmma.fence": it
+must come between a thread's own writes of these registers and wgmma.
 
 The observer hears of a segment before it runs, and of wgmma while it does: the instructions in between are looked at when the next of
 these comes, so a fault may be told a segment late, but with the right line.
@@ -8,8 +8,9 @@ these comes, so a fault may be told a segment late, but with the right line.
 
 import numpy as np
 
+from cudalab.emulator.program import Vector
 from cudalab.emulator.sanitizer.faults import InFlight, MissingFence
-from cudalab.emulator.segments import effects
+from cudalab.emulator.segments import effects, registers_of
 from cudalab.emulator.table import find
 
 
@@ -39,8 +40,8 @@ class Registers:
             if slot in self.fresh and (self.fresh[slot][lanes] >= 0).any():
                 at = int(np.argmax(self.fresh[slot][lanes] >= 0))
                 written = self.chunk.where(int(self.fresh[slot][lanes[at]]))
-                raise self.sanitizer.fault(int(lanes[at]), site, f"wgmma uses a register written at {written}; wgmma.fence must come between "
-                                           "them", MissingFence)
+                raise self.sanitizer.fault(int(lanes[at]), site, f"wgmma uses a register written at {written}; wgmma.fence must come "
+                                           "between them", MissingFence)
             if slot not in self.taken:
                 self.taken[slot] = np.full(self.chunk.count, -1)
             self.taken[slot][lanes] = site
@@ -64,7 +65,8 @@ class Registers:
         for site in range(len(image.instructions)):
             read, written, moved, mma = self._slots(site)
             if mma:
-                found.update(written)
+                vectors = [o for o in image.instructions[site].operands if isinstance(o, Vector)]  # the accumulator, A
+                found.update(image.slot(r) for vector in vectors for r in registers_of(vector))
             elif moved:
                 moves.append((read, written))
         before = -1

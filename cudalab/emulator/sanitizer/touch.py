@@ -8,8 +8,11 @@ from cudalab.emulator.sanitizer.shadow import MANY
 
 
 class Pattern:
-    """How lanes meet at places (one for each, or an int for all); the same for every offset.  winners: positions of one lane for each address, None if all differ.
-    many: has another lane of its warp the same address?  apart: positions of one lane each of a further warp, with apart_many."""
+    """How lanes meet at places (one for each, or an int for all); the same for every offset.
+
+    winners: positions of one lane for each address, None if all differ.  many: has another lane of its warp the same address?
+    apart: positions of one lane each of a further warp, with apart_many.
+    """
 
     def __init__(self, places, lanes, scratch):
         self.winners = self.many = self.apart = self.apart_many = None
@@ -50,7 +53,7 @@ class Touch:
     readers of a further warp.  every(): all pairs (cell, lane)."""
 
     def __init__(self, shadow, place, offset: int, size: int, site: int, lanes, pattern: Pattern):
-        self.shadow, self.place, self.offset, self.size, self.site, self.lanes, self.pattern = shadow, place, offset, size, site, lanes, pattern
+        self.shadow, self.place, self.size, self.site, self.lanes, self.pattern = shadow, place, size, site, lanes, pattern
         index = np.atleast_1d(np.asarray(place.index)) + offset
         self.index = index
         winners = pattern.winners

@@ -20,7 +20,7 @@ STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"}
 
 
 class Sanitizer(Observer):
-    """Raises a KernelFault for the first uninitialised read, race, or barrier that not all reach.  One object watches one plan at a time."""
+    """Raises a KernelFault for the first uninitialised read, race, or barrier that not all reach.  It watches one plan at a time."""
 
     def __init__(self):
         self.memory = None
@@ -68,7 +68,8 @@ class Sanitizer(Observer):
         self.local.forget()
         alone = chunk.launch.cluster is None or int(np.prod(chunk.launch.cluster)) == 1
         self.shadows = {"global": self.everywhere, "shared": self.shared, "local": self.local}
-        self.races = {"global": Races(self, "global", self.everywhere, near=False), "shared": Races(self, "shared", self.shared, near=alone)}
+        self.races = {"global": Races(self, "global", self.everywhere, near=False),
+                      "shared": Races(self, "shared", self.shared, near=alone)}
         self.proxies = Proxies(self)
         self.registers_taken = Registers(self)
         self.given = None
@@ -134,7 +135,7 @@ class Sanitizer(Observer):
             if space not in self.scratch or len(self.scratch[space]) < shadow.nbytes:
                 self.scratch[space] = np.empty(shadow.nbytes, np.int32)
             base = place.index if isinstance(place.index, int) else place.index - shadow.start
-            held = self.patterns[id(place)] = Pattern(base, lanes, self.scratch[space]), place  # the place is kept so that its id is its own
+            held = self.patterns[id(place)] = Pattern(base, lanes, self.scratch[space]), place  # kept: its id stays its own
         return held[0]
 
     def _check_set(self, touch, kind: str) -> None:
