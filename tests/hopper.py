@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cudalab.emulator import Emulator
@@ -30,3 +31,8 @@ def swizzle(offset: int, width: int) -> int:
         return offset
     lines = LINES[width].split()
     return offset // 128 * 128 + lines[offset // 128 % len(lines)].index(str(offset // 16 % 8)) * 16 + offset % 16
+
+
+def words(count=64):
+    """A buffer of zeros."""
+    return np.zeros(count, np.uint32)

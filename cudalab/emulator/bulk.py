@@ -41,7 +41,7 @@ def _place(code, operand, space: str) -> str:
     return f"({place}, {offset})"
 
 
-def _completion(code, ins, operands: list, target: str) -> tuple[str, str]:
+def _completion(code, ins, operands: list) -> tuple[str, str]:
     """The mbarrier (or None) and the mask of blocks (or None) among the operands that are left."""
     barrier = mask = "None"
     if ins.has(COUNTED):
@@ -74,7 +74,7 @@ def _bulk(code, ins, reduction):
     to, origin = _spaces(ins)
     target, source, size, *more = ins.operands
     arguments = [_place(code, target, to), _place(code, source, origin), code.value(size, "u32")]
-    barrier, mask = _completion(code, ins, more, to)
+    barrier, mask = _completion(code, ins, more)
     code.line(f"bulk_copy(chunk, lanes, count, {code.mask}, {code.site}, {', '.join(arguments)}, {barrier}, {mask}, {reduction})")
 
 
@@ -176,7 +176,7 @@ def _tensor(code, ins, operation):
         raise PtxError(f"{len(coordinates)} coordinates of a tensor of {rank} dimensions: {ins}")
     arguments = [_place(code, Address(box.base, box.offset), "generic"), f"({', '.join(coordinates)},)",
                  _place(code, tile, to if loads else origin)]
-    barrier, mask = _completion(code, ins, more, to)
+    barrier, mask = _completion(code, ins, more)
     code.line(f"tensor_copy(chunk, lanes, count, {code.mask}, {code.site}, {loads}, {', '.join(arguments)}, {barrier}, {mask}, "
               f"{operation})")
 
