@@ -11,7 +11,7 @@ import pytest
 
 from cudalab import registry
 from cudalab.check import check_step, draw, generator
-from cudalab.emulator import Emulator
+from cudalab.emulator import Emulator, KernelFault
 from cudalab.spec import TensorMap
 from emulated import compile_cuda
 from mutants import HOPPER, LADDER, SMALL
@@ -170,3 +170,29 @@ def test_bugs_in_hopper_kernels_are_found(mutant, delivery):
             text = change((KERNELS / "hopper_tile.cu").read_text(), mutant)
             run_hopper_tile(text, 100, 60, 128 if "accumulators" in mutant.name else 504, 1, delivery)
     assert "\n" not in str(found.value)
+
+
+# -- what is no bug
+
+
+@pytest.mark.parametrize("body, bad", [
+    ("s[0] = 7; __syncthreads(); x[t] = s[0];", None),
+    ("s[0] = t; __syncthreads(); x[t] = s[0];", "race on"),
+    ("volatile int* v = s; v[t] = t; v[t ^ 1] = 3; __syncthreads(); x[t] = s[t] * 0;", None),
+    ("s[t] = t; s[t ^ 1] = 3; __syncthreads(); x[t] = s[t];", "race on"),
+    ("s[t] = t; __syncwarp(); x[t] = s[t ^ 1]; __syncwarp(); s[t] = 1; __syncthreads();", None),
+    ("s[t] = t; __syncwarp(); x[t] = s[t ^ 33]; __syncthreads();", "race on|uninitialised"),
+    ("atomicAdd(x, 1); atomicMax(x, 2);", None),
+    ("if (t % 32 < 16) { s[t] = 1; __syncwarp(0xFFFF); x[t] = s[t ^ 1]; }", None),
+    ("s[t] = 1; if (t % 32 < 16) { __syncwarp(0xFFFF); x[t] = s[t ^ 16]; }", "race on"),
+], ids=lambda value: None if value is None else value[:40])
+def test_what_is_a_race_and_what_is_not(body, bad):
+    text = f'extern "C" __global__ void k(int* x) {{ __shared__ int s[64]; int t = threadIdx.x; {body} }}'
+
+    def run():
+        Emulator(sanitize=True).run_ptx(compile_cuda(text), "k", 1, 64, (np.zeros(64, "i4"),))
+    if bad is None:
+        run()
+    else:
+        with pytest.raises(KernelFault, match=bad):
+            run()
