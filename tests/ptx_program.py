@@ -1,8 +1,8 @@
 """Small PTX programs over edge values, run on the emulator and, with -m gpu, on a device.  Both are held against one table of cases.
 
 A case is one instruction, arrays of operands and an oracle: a Python function of the operands' bits that gives the result's bits.  The
-oracle may also answer with a set (one of these), NAN (any NaN of the result's type), ANY (PTX leaves it open) or Within(low, high) (hardware
-approximates; the bounds are the ones PTX publishes).  Where it gives bits, emulator and device must both give just those.
+oracle may also answer with a set (one of these), NAN (any NaN of the result's type), ANY (PTX leaves it open) or Within(low, high)
+(hardware approximates; the bounds are the ones PTX publishes).  Where it gives bits, emulator and device must both give just those.
 
 The emulator holds what all lanes have in common as a scalar and works on some lanes apart, so each case runs in five ways: operands that
 differ by lane, the first operand the same everywhere, the last one, all of them, and under a guard that lets every other lane through.
@@ -155,7 +155,8 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
          registers: str = "", target: str = "", guard: bool = True, name: str = "") -> Program:
     """The program of one instruction, or of a few.
 
-    instruction: has %d (%e, %f; of more than three %d0, %d1, …) for results and %0, %1, … for operands.  operands, results: their types.  values: rows of operands' bits.
+    instruction: has %d (%e, %f; of more than three %d0, %d1, …) for results and %0, %1, … for operands.  operands, results: their
+    types.  values: rows of operands' bits.
     oracle: of one row, gives the result, or a tuple of results.
     """
     kinds, outcomes = operands.split(), results.split()
@@ -209,7 +210,8 @@ def _ways(kinds, values, guard):
     """(name, which row each operand is fixed to, guarded?)"""
     free, last = [None] * len(kinds), len(kinds) - 1
     ways = [("lanes", free, False), ("first fixed", [0, *free[1:]], False), ("last fixed", [*free[:last], min(1, len(values) - 1)], False)]
-    ways += [(f"row {row} everywhere", [row] * len(kinds), False) for row in random.Random(1).sample(range(len(values)), min(UNIFORM, len(values)))]
+    ways += [(f"row {row} everywhere", [row] * len(kinds), False) for row in random.Random(1).sample(range(len(values)),
+                                                                                                     min(UNIFORM, len(values)))]
     return ways + [("guarded", free, True)] if guard else ways
 
 

@@ -54,7 +54,8 @@ TWO:
     st.global.u32 [%d0], %x3;""", 1,
                before=".global .align 4 .u32 table[3] = {1, 2, 3};\n.func (.param .b32 out) half(.param .b32 in)\n{\n    .reg .b32 %x;\n"
                       "    ld.param.b32 %x, [in];\n    shr.u32 %x, %x, 1;\n    st.param.b32 [out], %x;\n    ret;\n}\n", target="sm_90")
-NOISE = ["", "{", "}", ";", "[", "]", ",", "%", "%x0", "%p", ".b32 ", ".f64", ".v4", "@", "0x", "0f", "-", "99999999999999999999", "<1000000000>", '"',
+NOISE = ["", "{", "}", ";", "[", "]", ",", "%", "%x0", "%p", ".b32 ", ".f64", ".v4", "@", "0x", "0f", "-", "99999999999999999999",
+         "<1000000000>", '"',
          "/*", ":", "!", "|", "(", ")", "=", "_", ".reg", ".param", ".u8", "\n", "\0", "é", "tile", "%tid.x", "ret;", "bra SKIP;", "trap;"]
 
 
@@ -120,7 +121,8 @@ LINES = SMALL.splitlines(keepends=True)
 
 
 @QUICK
-@given(moves=st.lists(st.tuples(st.sampled_from(["drop", "double", "swap"]), st.integers(0, len(LINES) - 1), st.integers(0, len(LINES) - 1)),
+@given(moves=st.lists(st.tuples(st.sampled_from(["drop", "double", "swap"]), st.integers(0, len(LINES) - 1),
+                                st.integers(0, len(LINES) - 1)),
                       min_size=1, max_size=3))
 def test_lines_dropped_doubled_and_swapped(monkeypatch_once, moves):
     lines = list(LINES)
@@ -145,13 +147,18 @@ def test_damage_to_what_the_compiler_writes(monkeypatch_once, data):
 
 FROM_CUDA = r"""
 __constant__ float weights[4] = {1, 2, 3, 4};
-__device__ __noinline__ float mean(const float* x, int n) { float s = 0; for (int i = 0; i < n; ++i) s += x[i] * weights[i & 3]; return s / n; }
+__device__ __noinline__ float mean(const float* x, int n) {
+    float s = 0;
+    for (int i = 0; i < n; ++i) s += x[i] * weights[i & 3];
+    return s / n;
+}
 extern "C" __global__ void k(float* x, double* y, int n) {
     __shared__ float4 s[64];
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     s[threadIdx.x & 63] = reinterpret_cast<float4*>(x)[i];
     __syncthreads();
-    switch (n & 7) { case 0: x[i] = 1; break; case 1: x[i] = 2; break; case 2: x[i] += 3; break; case 3: x[i] *= 4; break; case 5: x[i] = 9; }
+    switch (n & 7) { case 0: x[i] = 1; break; case 1: x[i] = 2; break; case 2: x[i] += 3; break;
+                     case 3: x[i] *= 4; break; case 5: x[i] = 9; }
     y[i] = sqrt(y[i]) + mean(x, n) + s[threadIdx.x ^ 1].w + __shfl_xor_sync(~0u, x[i], 1);
 }
 """
@@ -161,7 +168,8 @@ extern "C" __global__ void k(float* x, double* y, int n) {
 
 MASK = 0xFFFFFFFF
 OPERATIONS = {"add.u32": lambda a, b: a + b, "sub.u32": lambda a, b: a - b, "mul.lo.u32": lambda a, b: a * b, "and.b32": lambda a, b: a & b,
-              "or.b32": lambda a, b: a | b, "xor.b32": lambda a, b: a ^ b, "min.u32": min, "max.u32": max, "shl.b32": lambda a, b: a << min(b, 32),
+              "or.b32": lambda a, b: a | b, "xor.b32": lambda a, b: a ^ b, "min.u32": min, "max.u32": max,
+              "shl.b32": lambda a, b: a << min(b, 32),
               "shr.u32": lambda a, b: a >> min(b, 32), "mul.hi.u32": lambda a, b: a * b >> 32}
 COMPARISONS = {"lt": lambda a, b: a < b, "ge": lambda a, b: a >= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b}
 REGISTERS = 4
@@ -255,7 +263,8 @@ def interpret(statements, x):
 
 @settings(QUICK, max_examples=60)
 @given(statements=programs, block=st.sampled_from([1, 32, 33, 70]), seed=st.integers(0, 1000))
-@example(statements=[("if", "lt", ("register", 0), ("literal", 31), [("loop", 1, [("set", 0, "add.u32", ("register", 0), ("literal", 1))])], [])],
+@example(statements=[("if", "lt", ("register", 0), ("literal", 31),
+                      [("loop", 1, [("set", 0, "add.u32", ("register", 0), ("literal", 1))])], [])],
          block=33, seed=0)
 def test_control_flow_and_integers_as_an_interpreter_does_them(statements, block, seed):
     writer = Writer()

@@ -108,7 +108,8 @@ def single_precision():
         suffix = f"approx{'.ftz' * ftz}.f32"
         same = {"-0": negative_zero, "+0": zero}
         yield case(f"rcp.{suffix} %d, %0;", "f32", "f32", wide,
-                   unary(lambda x: 1 / x, "f32", {"-inf": negative_zero, "+inf": zero, "-0": bits(-INFINITY), "+0": infinity}, ftz=ftz, ulps=1))
+                   unary(lambda x: 1 / x, "f32", {"-inf": negative_zero, "+inf": zero, "-0": bits(-INFINITY), "+0": infinity}, ftz=ftz,
+                         ulps=1))
         yield case(f"sqrt.{suffix} %d, %0;", "f32", "f32", wide,
                    unary(root, "f32", {"-inf": nan, "-normal": nan, "+inf": infinity, **same}, ftz=ftz, relative=Fraction(2) ** -23))
         yield case(f"rsqrt.{suffix} %d, %0;", "f32", "f32", wide,
@@ -157,10 +158,12 @@ def double_precision():
     def with_lower(oracle):
         return lambda b: (oracle(b), 0)
     yield case(f"rcp.approx.ftz.f64 %d, %0;{lower}", "f64", "f64 b64", values,
-               with_lower(unary(lambda x: 1 / x, "f64", {"-inf": 1 << 63, "+inf": 0, "-0": bits(-INFINITY, "f64"), "+0": bits(INFINITY, "f64"),
+               with_lower(unary(lambda x: 1 / x, "f64",
+                                {"-inf": 1 << 63, "+inf": 0, "-0": bits(-INFINITY, "f64"), "+0": bits(INFINITY, "f64"),
                                               "nan": nan}, ftz=True, relative=Fraction(2) ** -19)), guard=False)
     yield case(f"rsqrt.approx.ftz.f64 %d, %0;{lower}", "f64", "f64 b64", values,
-               with_lower(unary(lambda x: 1 / root(x), "f64", {"-inf": nan, "-normal": nan, "-0": bits(-INFINITY, "f64"), "+0": bits(INFINITY, "f64"),
+               with_lower(unary(lambda x: 1 / root(x), "f64",
+                                {"-inf": nan, "-normal": nan, "-0": bits(-INFINITY, "f64"), "+0": bits(INFINITY, "f64"),
                                                     "+inf": 0, "nan": nan}, ftz=True, relative=Fraction(2) ** -19)), guard=False)
     yield case("rsqrt.approx.f64 %d, %0;", "f64", "f64", ones("f64") + drawn("f64", -1000, 1000),
                unary(lambda x: 1 / root(x), "f64", {"-inf": NAN, "-normal": NAN, "-0": bits(-INFINITY, "f64"), "+0": bits(INFINITY, "f64"),

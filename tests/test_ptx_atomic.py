@@ -80,7 +80,8 @@ def of_one_address_each():
                      "    add.u32 %s, %s, %t;", f"    st.shared.b{8 * width} [%s], %x;"]
         address = "%s" if space.startswith("shared") else "%p"
         order = draw.choice(("", ".relaxed.gpu", ".acquire.cta", ".release.sys", ".acq_rel.gpu"))
-        text += [f"    atom{order}{where}.{form} %d, [{address}], %b;", f"    red{order.replace('acquire', 'relaxed').replace('acq_rel', 'release')}"
+        text += [f"    atom{order}{where}.{form} %d, [{address}], %b;",
+                 f"    red{order.replace('acquire', 'relaxed').replace('acq_rel', 'release')}"
                  f"{where}.{form} [{address}], %b;" if operation != "exch" else ""]
         if space.startswith("shared"):
             text += [f"    ld.shared.b{8 * width} %x, [%s];", f"    st.global.b{8 * width} [%p], %x;"]
@@ -106,7 +107,8 @@ def swaps():
             triples = [(a, b, c) for a, b, c in rows(edges, edges, edges[::-1], most=64)]
             triples = [(a, a if n % 2 else b, c) for n, (a, b, c) in enumerate(triples)][:64]
             where = f".{space}" if space != "generic" else ""
-            text = [f"    mad.lo.u64 %p, %w, {width}, %a0;", f"    mad.lo.u64 %at, %w, {width}, %a1;", f"    ld.global.b{8 * width} %b, [%at];",
+            text = [f"    mad.lo.u64 %p, %w, {width}, %a0;", f"    mad.lo.u64 %at, %w, {width}, %a1;",
+                    f"    ld.global.b{8 * width} %b, [%at];",
                     f"    mad.lo.u64 %at, %w, {width}, %a2;", f"    ld.global.b{8 * width} %c, [%at];"]
             if space == "shared":
                 text += [f"    ld.global.b{8 * width} %x, [%p];", "    mov.u32 %t, tile;", f"    mad.lo.u32 %s, %i, {width}, %t;",
@@ -144,14 +146,15 @@ def of_one_address():
     """All lanes of several blocks on one address, and on eight."""
     count, blocks = 96, 3
     total = count * blocks
-    sums = dict(zip(("add.u32", "add.s32", "add.u64", "add.f32", "add.f64", "max.u32", "min.s32", "and.b32", "or.b32", "xor.b32", "max.s64"),
+    sums = dict(zip(("add.u32", "add.s32", "add.u64", "add.f32", "add.f64", "max.u32", "min.s32", "and.b32", "or.b32", "xor.b32",
+                     "max.s64"),
                     itertools.count()))
     for form in sums:
         operation, kind = form.split(".")
         width, declared = width_of(kind), register(kind)
         for spread in (1, 8):
             for forms in (("atom",), ("red",)):
-                load = f"    cvt.rn.{kind}.u32 %b, %i;" if kind in REAL else "    cvt.u64.u32 %b, %i;" if width == 8 else "    mov.b32 %b, %i;"
+                load = f"    cvt.rn.{kind}.u32 %b, %i;" if kind in REAL else f"    {'cvt.u64.u32' if width == 8 else 'mov.b32'} %b, %i;"
                 text = [load, f"    and.b64 %at, %w, {spread - 1};", f"    mad.lo.u64 %p, %at, {width}, %a0;",
                         f"    atom.global.{form} %d, [%p], %b;" if forms == ("atom",) else f"    red.global.{form} [%p], %b;"]
                 start = {"and": -1, "min": 5, "max": 3}.get(operation, 0)
@@ -164,7 +167,8 @@ def of_one_address():
                              registers=f".reg .{declared} %b, %d; .reg .b64 %p;")
     text = ["    atom.global.inc.u32 %d, [%a0], 1000000;", "    mad.lo.u64 %at, %w, 4, %a1;", "    st.global.u32 [%at], %d;"]
     yield custom("tickets", "\n".join(text), [np.zeros(1, "u4"), np.zeros(total, "u4")],
-                 {0: [total], 1: lambda got: sorted(got.tolist()) == list(range(total))}, registers=".reg .b32 %d;", grid=blocks, block=count)
+                 {0: [total], 1: lambda got: sorted(got.tolist()) == list(range(total))}, registers=".reg .b32 %d;", grid=blocks,
+                 block=count)
 
 
 def vectors():
@@ -179,16 +183,19 @@ def vectors():
         held, given = ([draw.choice(values) for _ in range(count)] for _ in range(2))
         names = [f"%b{n}" for n in range(lanes)]
         found = [f"%d{n}" for n in range(lanes)]
-        text = [f"    mad.lo.u64 %at, %w, {lanes * width}, %a1;", *(f"    ld.global.b{8 * width} {n}, [%at+{k * width}];" for k, n in enumerate(
+        text = [f"    mad.lo.u64 %at, %w, {lanes * width}, %a1;",
+                *(f"    ld.global.b{8 * width} {n}, [%at+{k * width}];" for k, n in enumerate(
             names)), f"    mad.lo.u64 %p, %w, {lanes * width}, %a0;",
                 f"    atom.global.v{lanes}.{kind}.{operation}{extra} {{{', '.join(found)}}}, [%p], {{{', '.join(names)}}};",
                 f"    red.global.v{lanes}.{kind}.{operation}{extra} [%p], {{{', '.join(names)}}};",
-                f"    mad.lo.u64 %at, %w, {lanes * width}, %a2;", *(f"    st.global.b{8 * width} [%at+{k * width}], {n};" for k, n in enumerate(
+                f"    mad.lo.u64 %at, %w, {lanes * width}, %a2;",
+                *(f"    st.global.b{8 * width} [%at+{k * width}], {n};" for k, n in enumerate(
                     found))]
         combine = plain(operation, kind)
         after = [combine(combine(old, b), b) for old, b in zip(held, given)]
         dtype = f"u{width}"
-        yield custom(f"atom.v{lanes}.{kind}.{operation}", "\n".join(text), [np.array(held, dtype), np.array(given, dtype), np.zeros(count, dtype)],
+        yield custom(f"atom.v{lanes}.{kind}.{operation}", "\n".join(text),
+                     [np.array(held, dtype), np.array(given, dtype), np.zeros(count, dtype)],
                      {0: after, 2: held}, registers=f".reg .{register(kind)} %b<{lanes}>, %d<{lanes}>; .reg .b64 %p;", sm=90)
 
 

@@ -118,7 +118,8 @@ def setting_values():
         yield several(f"set.{name} with p", f"{name} {name} pred", with_flag(pairs(name)), third, sm=needs(name))
         if pair:
             yield several(f"set.{name}x2", f"{name}x2 {name}x2", packed_pairs(name), pair, sm=needs(name))
-    yield case("set.lt.ftz.f32.f32 %d, %0, %1;", "f32 f32", "f32", pairs("f32"), lambda a, b: ONES["f32"] * compared("lt", "f32", True)(a, b))
+    yield case("set.lt.ftz.f32.f32 %d, %0, %1;", "f32 f32", "f32", pairs("f32"), lambda a,
+               b: ONES["f32"] * compared("lt", "f32", True)(a, b))
 
 
 def choosing():

@@ -122,7 +122,8 @@ def between_floats():
         for form in forms.split():
             words = form.strip(".").split(".") if form != "-" else []
             mode = next((w for w in words if w in (*MODES, "rna")), "rn")
-            oracle = plain(source, result, mode, ftz="ftz" in words, sat="sat" in words, relu="relu" in words, satfinite="satfinite" in words,
+            oracle = plain(source, result, mode, ftz="ftz" in words, sat="sat" in words, relu="relu" in words,
+                           satfinite="satfinite" in words,
                            integral=next((w for w in words if w in ROUND), None))
             if "ftz" in words and result == "f32":
                 oracle = flushing(oracle)
@@ -236,8 +237,10 @@ def packs():
 def every_half():
     """All 65536 values of f16 and bf16, to single precision and back."""
     for name in ("f16", "bf16"):
-        body = (f"    mad.lo.u64 %at, %w, 2, %a0;\n    ld.global.b16 %x, [%at];\n    cvt.f32.{name} %f, %x;\n    cvt.rn.{name}.f32 %y, %f;\n"
-                f"    mad.lo.u64 %at, %w, 4, %a1;\n    st.global.f32 [%at], %f;\n    mad.lo.u64 %at, %w, 2, %a2;\n    st.global.b16 [%at], %y;")
+        body = (f"    mad.lo.u64 %at, %w, 2, %a0;\n    ld.global.b16 %x, [%at];\n    cvt.f32.{name} %f, %x;\n"
+                f"    cvt.rn.{name}.f32 %y, %f;\n"
+                f"    mad.lo.u64 %at, %w, 4, %a1;\n    st.global.f32 [%at], %f;\n"
+                "    mad.lo.u64 %at, %w, 2, %a2;\n    st.global.b16 [%at], %y;")
         source = np.arange(65536, dtype=np.uint16)
         single = np.array([encode(decode(b, name), "f32") for b in range(65536)], np.uint32)
         ordinary = single != 0x7FFFFFFF

@@ -21,7 +21,8 @@ def near_the_middle(name: str, operands: int, count: int, seed: int) -> list[tup
         if draw.random() < 0.2:
             mantissa = (1 << form.mantissa) - 1 - mantissa
         low = draw.random() < 0.15
-        exponent = draw.randint(0, 3) if low else form.bias + draw.choice((0, 0, 1, -1, form.mantissa, -form.mantissa - 1, form.mantissa // 2,
+        exponent = draw.randint(0,
+                                3) if low else form.bias + draw.choice((0, 0, 1, -1, form.mantissa, -form.mantissa - 1, form.mantissa // 2,
                                                                            -form.bias // 2, form.bias // 2))
         return draw.getrandbits(1) << form.bits - 1 | exponent << form.mantissa | mantissa
     return [tuple(one() for _ in range(operands)) for _ in range(count)]
@@ -33,7 +34,8 @@ def hidden_ties(name: str) -> list[tuple[int, ...]]:
     bits = form.mantissa + 1
     one, first, second = form.bias << form.mantissa, 1 << form.mantissa - bits // 2, 1 << form.mantissa - (bits - bits // 2)
     small = [1, 5, 1 << form.mantissa, form.bias // 2 - 3 << form.mantissa, max(1, form.bias - bits - 9) << form.mantissa]
-    return [(a | one | first, one | times * second, sign | c) for a in (0, form.sign) for times in (1, 3) for sign in (0, form.sign) for c in small]
+    signs = (0, form.sign)
+    return [(a | one | first, one | times * second, sign | c) for a in signs for times in (1, 3) for sign in signs for c in small]
 
 
 def pairs(name):
@@ -164,7 +166,8 @@ def packed_pairs():
                     return high << 32 | low
                 names = ", ".join(f"%{n}" for n in range(operands))
                 values = [tuple(row[2 * n] << 32 | row[2 * n + 1] for n in range(operands)) for row in source]
-                yield case(f"{operation}.{mode}{'.ftz' * ftz}.f32x2 %d, {names};", " ".join(["b64"] * operands), "b64", values, oracle, sm=100)
+                yield case(f"{operation}.{mode}{'.ftz' * ftz}.f32x2 %d, {names};", " ".join(["b64"] * operands), "b64", values, oracle,
+                           sm=100)
 
 
 test_sums_and_products, test_sums_and_products_gpu = on_both(sums_and_products())

@@ -141,13 +141,15 @@ def carries():
                 low = a + c
                 middle = b + d + (low >> n)
                 return low & mask, middle & mask, (0 + 0 + (middle >> n)) & mask
-            yield case(f"add.cc.{sign}{n} %d, %0, %2; addc.cc.{sign}{n} %e, %1, %3; addc.{sign}{n} %f, 0, 0;", wide, f"b{n} b{n} b{n}", four,
+            yield case(f"add.cc.{sign}{n} %d, %0, %2; addc.cc.{sign}{n} %e, %1, %3; addc.{sign}{n} %f, 0, 0;", wide, f"b{n} b{n} b{n}",
+                       four,
                        three)
 
             def borrow(a, b, c, d, n=n, mask=mask):
                 low, middle = a - c, b - d - (a < c)
                 return low & mask, middle & mask, -int(middle < 0) & mask
-            yield case(f"sub.cc.{sign}{n} %d, %0, %2; subc.cc.{sign}{n} %e, %1, %3; subc.{sign}{n} %f, 0, 0;", wide, f"b{n} b{n} b{n}", four,
+            yield case(f"sub.cc.{sign}{n} %d, %0, %2; subc.cc.{sign}{n} %e, %1, %3; subc.{sign}{n} %f, 0, 0;", wide, f"b{n} b{n} b{n}",
+                       four,
                        borrow)
 
             def product(a, b, c, d, sign=sign, n=n, mask=mask):
@@ -276,7 +278,8 @@ def permutations():
 
 def truth_tables():
     """All 256 functions of three bits."""
-    body = "    mad.lo.u64 %at, %w, 12, %a0;\n    ld.global.b32 %x, [%at];\n    ld.global.b32 %y, [%at+4];\n    ld.global.b32 %z, [%at+8];\n"
+    body = "    mad.lo.u64 %at, %w, 12, %a0;\n    ld.global.b32 %x, [%at];\n    ld.global.b32 %y, [%at+4];\n"
+    body += "    ld.global.b32 %z, [%at+8];\n"
     body += "    mad.lo.u64 %at, %w, 1024, %a1;\n"
     body += "".join(f"    lop3.b32 %r, %x, %y, %z, {table};\n    st.global.b32 [%at+{4 * table}], %r;\n" for table in range(256))
     operands = np.random.default_rng(3).integers(0, 1 << 32, (32, 3), dtype=np.uint32)

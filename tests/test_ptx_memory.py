@@ -12,6 +12,9 @@ TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64
 REGISTERS = ".reg .b16 %h<9>; .reg .b32 %r<9>; .reg .b64 %d<9>, %p; .reg .f32 %f<9>; .reg .f64 %e<9>; .reg .b32 %s, %t;"
 
 
+ZERO = dict(f="0f00000000", e="0d0000000000000000")
+
+
 def size(kind):
     return int(kind[1:]) // 8
 
@@ -56,7 +59,7 @@ def copied():
                     place = "%s" if space == "shared" else "own+16"
                     text += ["    mov.u32 %t, tile;", f"    mad.lo.u32 %s, %i, {step}, %t;"] if space == "shared" else []
                     text += [f"    ld.global{vector}.{kind} {group}, [%p];", f"    st.{space}{vector}.{kind} [{place}], {group};",
-                             *(f"    mov.b{8 * width(name)} {name}, {'0d0000000000000000' if name[1] == 'e' else '0f00000000' if name[1] == 'f' else 0};"
+                             *(f"    mov.b{8 * width(name)} {name}, {ZERO.get(name[1], 0)};"
                                for name in names),
                              f"    ld.{space}{vector}.{kind} {group}, [{place}];", f"    st.global{vector}.{kind} [%at], {group};"]
                 yield custom(f"ld, st .{space}{vector}.{kind}", "\n".join(text), [BYTES[:32 * step], np.zeros(32 * step, "u1")],
@@ -73,9 +76,11 @@ def copied():
 def hinted():
     """Hints and orders change no value."""
     loads = [".ca", ".cg", ".cs", ".lu", ".cv", ".nc", ".volatile", ".weak", ".relaxed.cta", ".relaxed.gpu", ".relaxed.sys", ".acquire.cta",
-             ".acquire.gpu", ".acquire.sys", ".relaxed.cluster", ".L1::no_allocate", ".L1::evict_last", ".L1::evict_first", ".L2::64B", ".L2::128B",
+             ".acquire.gpu", ".acquire.sys", ".relaxed.cluster", ".L1::no_allocate", ".L1::evict_last", ".L1::evict_first", ".L2::64B",
+             ".L2::128B",
              ".L2::256B", ".L1::evict_unchanged.L2::128B", ".nc.L1::no_allocate.L2::256B", ".mmio.relaxed.sys"]
-    stores = [".wb", ".cg", ".cs", ".wt", ".volatile", ".weak", ".relaxed.cta", ".relaxed.gpu", ".relaxed.sys", ".release.cta", ".release.gpu",
+    stores = [".wb", ".cg", ".cs", ".wt", ".volatile", ".weak", ".relaxed.cta", ".relaxed.gpu", ".relaxed.sys", ".release.cta",
+              ".release.gpu",
               ".release.sys", ".release.cluster", ".L1::no_allocate", ".L1::evict_last", ".mmio.relaxed.sys"]
 
     def spaced(form):
@@ -95,14 +100,16 @@ def hinted():
     yield custom("L2::cache_hint", "\n".join(text), [BYTES[:512], np.zeros(512, "u1")], {1: BYTES[:512]}, registers=REGISTERS, sm=80)
     fences = ["membar.cta;", "membar.gl;", "membar.sys;", "fence.sc.gpu;", "fence.acq_rel.cta;", "fence.sc.sys;", "fence.acq_rel.cluster;",
               "fence.proxy.async;", "fence.proxy.alias;", "nanosleep.u32 100;", "bar.sync 0;", "bar.sync 1, 32;", "barrier.sync 2;",
-              "barrier.cta.sync.aligned 3, 32;", "bar.warp.sync -1;", "pmevent 3;", "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"]
+              "barrier.cta.sync.aligned 3, 32;", "bar.warp.sync -1;", "pmevent 3;", "griddepcontrol.wait;",
+              "griddepcontrol.launch_dependents;"]
     text = [f"    {fence}" for fence in fences] + ["    mad.lo.u64 %at, %w, 4, %a0;", "    st.global.u32 [%at], %i;"]
     yield custom("fences, sleeps, barriers", "\n".join(text), [np.zeros(32, "u4")], {0: np.arange(32)}, registers=REGISTERS, sm=90)
 
 
 def moves():
     """Packing and unpacking, symbols, special registers."""
-    text = ["    mad.lo.u64 %p, %w, 8, %a0;", "    ld.global.b64 %d0, [%p];", "    mov.b64 {%r0, %r1}, %d0;", "    mov.b64 %d1, {%r1, %r0};",
+    text = ["    mad.lo.u64 %p, %w, 8, %a0;", "    ld.global.b64 %d0, [%p];", "    mov.b64 {%r0, %r1}, %d0;",
+            "    mov.b64 %d1, {%r1, %r0};",
             "    mov.b64 {%h0, %h1, %h2, %h3}, %d1;", "    mov.b64 %d2, {%h3, %h2, %h1, %h0};", "    mov.b32 {%h4, %h5}, %r0;",
             "    mov.b32 %r2, {%h5, %h4};", "    mov.b64 {_, %r3}, %d0;", "    mov.b64 {%f0, %f1}, %d0;", "    mov.b64 %d4, {%f1, %f0};"]
     for number, register in enumerate(("%d1", "%d2", "%d4")):
@@ -114,7 +121,8 @@ def moves():
     pieces = turned.view("u2").reshape(-1, 4)[:, ::-1]
     yield custom("mov of pieces", "\n".join(text), [x, *(np.zeros(32, "u8") for _ in range(3)), *(np.zeros(32, "u4") for _ in range(2))],
                  {1: turned, 2: np.ascontiguousarray(pieces).view("u8")[:, 0], 3: turned,
-                  4: np.ascontiguousarray(x.view("u2").reshape(-1, 4)[:, 1::-1]).view("u4")[:, 0], 5: x.view("u4")[1::2]}, registers=REGISTERS)
+                  4: np.ascontiguousarray(x.view("u2").reshape(-1, 4)[:, 1::-1]).view("u4")[:, 0], 5: x.view("u4")[1::2]},
+                 registers=REGISTERS)
     text = ["    mov.b64 %d0, 5;", "    mov.b128 %q, {%d0, %w};", "    mov.b128 %y, %q;", "    mov.b128 {%d1, %d2}, %y;",
             "    mad.lo.u64 %at, %w, 16, %a0;", "    st.global.v2.b64 [%at], {%d1, %d2};", "    ld.global.b128 %q, [%at];",
             "    mad.lo.u64 %at, %w, 16, %a1;", "    st.global.b128 [%at], %q;"]
@@ -139,7 +147,8 @@ def spaces():
              "    ld.u32 %r5, [%d4];", "    ld.const.u32 %r6, [number];", "    add.u32 %r3, %r3, %r4;", "    add.u32 %r3, %r3, %r5;",
              "    add.u32 %r3, %r3, %r6;", "    cvta.to.shared.u64 %d6, %d1;", "    mov.u32 %r7, tile;", "    cvt.u32.u64 %r1, %d6;",
              "    sub.u32 %r7, %r7, %r1;", "    add.u32 %r3, %r3, %r7;", "    mad.lo.u64 %at, %w, 4, %a1;", "    st.global.u32 [%at], %r3;"]
-    yield custom("cvta, isspacep", "\n".join(text), [np.zeros(32, "u4"), np.zeros(32, "u4")], {0: [expected] * 32, 1: np.arange(32) + 77 + 2000},
+    yield custom("cvta, isspacep", "\n".join(text), [np.zeros(32, "u4"), np.zeros(32, "u4")],
+                 {0: [expected] * 32, 1: np.arange(32) + 77 + 2000},
                  registers=REGISTERS + ".reg .pred %g;", before=".shared .align 8 .b8 tile[16];\n.const .u32 number = 1000;")
 
 
@@ -157,12 +166,14 @@ def copies():
         for form in ("ca", "cg")[:1 + (nbytes == 16)]:
             yield program(f"cp.async.{form} of {nbytes}", [f"    cp.async.{form}.shared.global [%s], [%p], {nbytes};"], nbytes, whole)
             for hint in (".L2::128B", ".L2::64B"):
-                yield program(f"cp.async.{form}{hint} of {nbytes}", [f"    cp.async.{form}.shared.global{hint} [%s], [%p], {nbytes};"], nbytes, whole)
+                yield program(f"cp.async.{form}{hint} of {nbytes}", [f"    cp.async.{form}.shared.global{hint} [%s], [%p], {nbytes};"],
+                              nbytes, whole)
             cut = whole.copy()
             for lane in range(32):
                 cut[lane, lane % (nbytes + 1):] = 0
             yield program(f"cp.async.{form} of 0 to {nbytes}", [f"    rem.u32 %r1, %i, {nbytes + 1};",
-                                                                f"    cp.async.{form}.shared.global [%s], [%p], {nbytes}, %r1;"], nbytes, cut)
+                                                                f"    cp.async.{form}.shared.global [%s], [%p], {nbytes}, %r1;"], nbytes,
+                          cut)
             ignored = whole.copy()
             ignored[::2] = 0
             yield program(f"cp.async.{form} of {nbytes}, some ignored",
@@ -233,10 +244,12 @@ END:
     lanes = np.arange(32, dtype="u4")
 
     def program(name, body, expected, registers=""):
-        return custom(name, body + store, [np.zeros(32, "u4")], {0: expected}, registers=REGISTERS + ".reg .pred %g;" + registers, before=before)
+        return custom(name, body + store, [np.zeros(32, "u4")], {0: expected}, registers=REGISTERS + ".reg .pred %g;" + registers,
+                      before=before)
     yield program("call", one.format(call="call.uni (r), twice, (a);"), lanes * 2)
     yield program("call, diverged", "    setp.lt.u32 %g, %i, 9;\n    @!%g bra ELSE;\n" + one.format(call="call (r), twice, (a);")
-                  + "\n    bra DONE;\nELSE:\n" + one.format(call="call (r), thrice, (a);") + "\nDONE:", np.where(lanes < 9, lanes * 2, lanes * 3))
+                  + "\n    bra DONE;\nELSE:\n" + one.format(call="call (r), thrice, (a);") + "\nDONE:",
+                  np.where(lanes < 9, lanes * 2, lanes * 3))
     yield program("call by itself", one.format(call="call (r), sum, (a);"), lanes * (lanes + 1) // 2)
     pointer = ("    mov.u64 %d0, twice;\n    mov.u64 %d1, thrice;\n    and.b32 %r1, %i, 1;\n    setp.eq.u32 %g, %r1, 0;\n"
                "    selp.b64 %d0, %d0, %d1, %g;\n    P: .callprototype (.param .b32 _) _ (.param .b32 _);\n")
@@ -268,7 +281,8 @@ def test_a_kernel_that_stops_itself(instruction):
 
 
 def test_exit_ends_single_lanes():
-    program = custom("exit", "    and.b32 %cta, %i, 3;\n    setp.eq.u32 %guard, %cta, 1;\n    @%guard exit;\n    mad.lo.u64 %at, %w, 4, %a0;\n"
+    program = custom("exit",
+                     "    and.b32 %cta, %i, 3;\n    setp.eq.u32 %guard, %cta, 1;\n    @%guard exit;\n    mad.lo.u64 %at, %w, 4, %a0;\n"
                      "    st.global.u32 [%at], 1;", [np.zeros(32, "u4")], {0: [int(i % 4 != 1) for i in range(32)]})
     program.verify(run)
 
@@ -318,8 +332,10 @@ END:"""
 def test_damage_that_only_a_run_finds():
     """Addresses out of bounds and misaligned, of every size and space."""
     for space, register, before in (("global", "%a0", ""), ("shared", "tile", ".shared .align 16 .b8 tile[64];")):
-        for kind, offset, message in (("u32", 64, "out of bounds"), ("u32", 61, "not aligned|out of bounds"), ("v4.u32", 52, "not aligned|out of"),
-                                      ("v4.u32", 64, "out of bounds"), ("u8", 64, "out of bounds"), ("u64", 60, "not aligned|out of bounds")):
+        for kind, offset, message in (("u32", 64, "out of bounds"), ("u32", 61, "not aligned|out of bounds"),
+                                      ("v4.u32", 52, "not aligned|out of"),
+                                      ("v4.u32", 64, "out of bounds"), ("u8", 64, "out of bounds"),
+                                      ("u64", 60, "not aligned|out of bounds")):
             target = "{%r0, %r1, %r2, %r3}" if kind[0] == "v" else "%d0" if kind == "u64" else "%r0"
             body = f"    ld.{space}.{kind} {target}, [{register}+{offset}];"
             program = custom("damage", body, [np.zeros(64, "u1")], {}, registers=REGISTERS, before=before)

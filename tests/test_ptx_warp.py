@@ -1,4 +1,6 @@
-"""What the lanes of a warp do together: shfl, vote, match, redux, activemask, elect, bar.red, lane masks.  Oracle: Python over the lanes."""
+"""What the lanes of a warp do together: shfl, vote, match, redux, activemask, elect, bar.red, lane masks.
+
+Oracle: Python over the lanes."""
 
 import functools
 import operator
@@ -82,7 +84,8 @@ def votes():
     draw = random.Random(2)
     for members in (ALL, 0x0000FFFF, 0x5A5A5A5A, 0x80000000, 0x00000001):
         taking = [lane for lane in LANES if members >> lane & 1]
-        for name, pattern in dict(none=[0] * 32, all=[1] * 32, some=[draw.getrandbits(1) for _ in LANES], one=[lane == 31 for lane in LANES],
+        for name, pattern in dict(none=[0] * 32, all=[1] * 32, some=[draw.getrandbits(1) for _ in LANES],
+                                  one=[lane == 31 for lane in LANES],
                                   even=[lane % 2 for lane in LANES]).items():
             text = ["    mov.u32 %lane, %laneid;", *loaded(0, "%x"), "    setp.ne.u32 %p, %x, 0;",
                     f"    mov.u32 %m, {members};", "    shr.u32 %d, %m, %lane;", "    and.b32 %d, %d, 1;", "    setp.eq.u32 %q, %d, 0;",
@@ -92,9 +95,11 @@ def votes():
             for number, (form, result) in enumerate((("all", all(chosen)), ("any", any(chosen)), ("uni", len(set(chosen)) == 1)), 1):
                 text += [f"    vote.sync.{form}.pred %r, %p, {members};", "    selp.b32 %d, 1, 0, %r;", *stored(number, "%d")]
                 expected.append([int(result) if lane in taking else 0 for lane in LANES])
-            text += ["    vote.sync.ballot.b32 %d, %p, %m;", *stored(4, "%d"), "    vote.sync.ballot.b32 %d, !%p, %m;", *stored(5, "%d"), "END:"]
+            text += ["    vote.sync.ballot.b32 %d, %p, %m;", *stored(4, "%d"), "    vote.sync.ballot.b32 %d, !%p, %m;", *stored(5, "%d"),
+                     "END:"]
             ballot = bits(pattern) & members
-            expected += [[ballot if lane in taking else 0 for lane in LANES], [~ballot & members if lane in taking else 0 for lane in LANES]]
+            expected += [[ballot if lane in taking else 0 for lane in LANES],
+                         [~ballot & members if lane in taking else 0 for lane in LANES]]
             yield custom(f"vote.sync of {name} in {members:08x}", "\n".join(text),
                          [np.array(pattern, "u4"), *(np.zeros(32, "u4") for _ in expected)], dict(enumerate(expected, 1)),
                          registers=".reg .b32 %x, %d, %m, %lane; .reg .pred %p, %q, %r;")
@@ -136,7 +141,8 @@ def reductions():
         for number, (form, function) in enumerate(functions.items(), 10):
             text += [f"    redux.sync.{form} %d, %x, 0x7f;", *stored(number, "%d")]
             expected[number] = [function(source[:7])] * 7 + [0] * 25
-        yield custom(f"redux.sync {source[0]:08x}", "\n".join([*text, "END:"]), [np.array(source, "u4"), *(np.zeros(32, "u4") for _ in expected)],
+        yield custom(f"redux.sync {source[0]:08x}", "\n".join([*text, "END:"]),
+                     [np.array(source, "u4"), *(np.zeros(32, "u4") for _ in expected)],
                      expected, registers=".reg .b32 %x, %d; .reg .pred %p;")
 
 
