@@ -7,7 +7,7 @@ import sys
 import click
 
 from cudalab import __version__
-from cudalab.commands import artefacts, inspect, run, store
+from cudalab.commands import artefacts, emulated, inspect, run, store
 from cudalab.errors import LabError
 
 
@@ -45,7 +45,7 @@ def main(dumps, results):
             os.environ[name] = folder  # the environment, so that every build of this run goes there
 
 
-for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, run.tune, store.results, store.doctor):
+for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, emulated.profile, run.tune, store.results, store.doctor):
     main.add_command(verb)
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from cudalab import nvrtc, sass
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
 from cudalab.installed import cure
 from cudalab.occupancy import limits, occupancy
-from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step, itemsize
+from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step, TensorMap, itemsize
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")  # what every step is tested against
 COMMON = KERNELS / "common"
@@ -176,7 +176,7 @@ def verify(build: Build, plan: Plan) -> None:
             raise BadLaunch(f"{launch.entry}: clusters of {launch.cluster} need sm_90 and a grid that they divide, not {launch.grid}")
 
 
-def _verify_arguments(kernel: Kernel, args: tuple[Pointer | Scalar, ...]) -> None:
+def _verify_arguments(kernel: Kernel, args: tuple[Pointer | Scalar | TensorMap, ...]) -> None:
     if len(args) != len(kernel.params):
         raise BadLaunch(f"{kernel.entry} takes {len(kernel.params)} parameters; the launch passes {len(args)}")
     for number, (argument, param) in enumerate(zip(args, kernel.params), 1):
@@ -186,6 +186,8 @@ def _verify_arguments(kernel: Kernel, args: tuple[Pointer | Scalar, ...]) -> Non
             case Scalar(dtype=dtype, value=value):
                 size = itemsize(dtype)
                 given, kinds = f"{value} as {dtype}", _scalar_kinds(dtype, size)
+            case TensorMap(name=name):
+                given, kinds, size = f"a tensor map over {name}", ("bytes",), 128
         if param.size != size or param.kind not in kinds:
             raise BadLaunch(f"{kernel.entry}: parameter {number} is {param.kind} of {param.size} bytes; the launch passes {given}")
 

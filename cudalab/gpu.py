@@ -15,12 +15,13 @@ from cudalab.build import build, target_for, verify
 from cudalab.devices import Device
 from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName, UnusableDevice
 from cudalab.installed import cure
-from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Tensor
+from cudalab.spec import DTYPES, MAP_FORMATS, Copy, Fill, Launch, Plan, Tensor, TensorMap
 
 SENTINEL = 0xA5  # every byte of an integer output before a run: a value that no kernel here computes
 NAN = 0xFF  # every byte of a floating-point output before a run: NaN in all IEEE formats
 DEFAULT_SMEM = 48 * 1024  # a block's shared memory beyond this must be asked for with a function attribute
 PORTABLE_CLUSTER = 8
+TENSOR_MAP = 128  # bytes of a CUtensorMap
 C_TYPES = dict(f32=ctypes.c_float, f64=ctypes.c_double, i8=ctypes.c_int8, u8=ctypes.c_uint8, i32=ctypes.c_int32, u32=ctypes.c_uint32,
                i64=ctypes.c_int64, u64=ctypes.c_uint64)
 # what a kernel that failed leaves behind: every later call repeats it, and nothing runs in this process any more
@@ -167,10 +168,28 @@ class Gpu:
             size.x, size.y, size.z = launch.cluster
             config.attrs = [attribute]
             config.numAttrs = 1
-        values = [_argument(a, buffers) for a in launch.args]
+        values = [self._encode(a, buffers[a.name], label) if isinstance(a, TensorMap) else _argument(a, buffers) for a in launch.args]
         addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
         call = functools.partial(driver.cuLaunchKernelEx, config, function, ctypes.addressof(addresses), 0)
         return _keep(call, values, addresses)
+
+    def _encode(self, tensor_map: TensorMap, array, label: str):
+        """The 128 bytes of a CUtensorMap.  CUDA Driver API, "Tensor Map Object Management: cuTensorMapEncodeTiled"."""
+        driver, rank = self._driver, len(tensor_map.dims)
+
+        def choice(kind: str, name: str):
+            return getattr(getattr(driver, f"CUtensorMap{kind}"), name)
+
+        swizzle = f"SWIZZLE_{tensor_map.swizzle}B" if tensor_map.swizzle else "SWIZZLE_NONE"
+        fill = "NAN_REQUEST_ZERO_FMA" if tensor_map.fill == "nan" else "NONE"
+        status, encoded = driver.cuTensorMapEncodeTiled(
+            choice("DataType", f"CU_TENSOR_MAP_DATA_TYPE_{MAP_FORMATS[tensor_map.dtype][1]}"), rank, array.data.ptr + tensor_map.offset,
+            [driver.cuuint64_t(n) for n in tensor_map.dims], [driver.cuuint64_t(n) for n in tensor_map.strides],
+            [driver.cuuint32_t(n) for n in tensor_map.box], [driver.cuuint32_t(n) for n in tensor_map.element_strides],
+            choice("Interleave", "CU_TENSOR_MAP_INTERLEAVE_NONE"), choice("Swizzle", f"CU_TENSOR_MAP_{swizzle}"),
+            choice("L2promotion", "CU_TENSOR_MAP_L2_PROMOTION_L2_128B"), choice("FloatOOBfill", f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"))
+        self._check(status, f"{label}: the tensor map over {tensor_map.name}")
+        return (ctypes.c_char * TENSOR_MAP).from_buffer_copy(ctypes.string_at(encoded.getPtr(), TENSOR_MAP))
 
     def _fill(self, array, byte: int) -> Callable:
         driver = self._driver
@@ -208,21 +227,25 @@ class Gpu:
         raise BadLaunch(f"{label}: the driver refuses it: {name}")
 
 
-def backend(name: str | None = None) -> Gpu | None:
-    """The backend called `name`; without a name the GPU, or None where there is none.
+def backend(name: str | None = None, **emulated):
+    """The backend called `name`, a Gpu or an Emulator; without a name ("auto") the GPU, where there is none the emulator.
 
-    Raises NoDevice if it was asked for by name, UnusableDevice in any case where there is a GPU or a driver that does not work.
+    emulated: what an Emulator is made with.  Raises NoDevice if the GPU was asked for by name, and UnusableDevice, unless the emulator was
+    asked for, where there is a GPU or a driver that does not work.
     """
-    if name not in (None, Gpu.name):
-        raise UnknownName(f"no backend is called '{name}'; there is '{Gpu.name}'")
+    from cudalab.emulator import Emulator
+    if name not in (None, "auto", Gpu.name, Emulator.name):
+        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and '{Emulator.name}'")
+    if name == Emulator.name:
+        return Emulator(**emulated)
     try:
         return Gpu()
     except UnusableDevice:
         raise
     except NoDevice:
-        if name is None:
-            return None
-        raise
+        if name == Gpu.name:
+            raise
+        return Emulator(**emulated)
 
 
 def _argument(argument, buffers: Mapping) -> ctypes._SimpleCData:

@@ -1,5 +1,6 @@
 """What can be said of a step without running it, and how rows and reports look as text."""
 
+import dataclasses
 import math
 import os
 import re
@@ -121,16 +122,19 @@ def _action(action, built, target: str) -> dict:
                 args=[_argument(a) for a in action.args], registers=kernel.registers, stack=kernel.stack, spill_stores=kernel.spill_stores,
                 spill_loads=kernel.spill_loads, static_smem=kernel.static_smem, dynamic_smem=action.smem,
                 occupancy=dict(blocks=fits.blocks, warps=fits.warps, fraction=fits.fraction, limits=list(fits.limits)),
-                mix=instruction_mix(built, kernel.symbol))
+                **_in_sass(built, kernel.symbol))
 
 
-def instruction_mix(built, symbol: str) -> dict[str, int] | None:
-    """Class of instruction -> how often it stands in the kernel's SASS, most frequent first; None without nvdisasm."""
-    from cudalab import sass
+def _in_sass(built, symbol: str) -> dict:
+    """mix: class of instruction -> how often it stands in the kernel, most frequent first.  register_banks: of the loop with the most
+    FP32 multiply-adds.  None without nvdisasm, and without such a loop."""
+    from cudalab import register_banks, sass
     try:
-        return dict(sass.mix(sass.functions(built.sass)[symbol]))
+        instructions = sass.functions(built.sass)[symbol]
     except MissingTool:
-        return None
+        return dict(mix=None, register_banks=None)
+    loop = sass.main_loop(instructions)
+    return dict(mix=sass.mix(instructions), register_banks=dataclasses.asdict(register_banks.count(loop)) if loop else None)
 
 
 def _argument(argument) -> str:
@@ -180,7 +184,11 @@ def _launch(launch: Mapping) -> list[str]:
     width = max(map(len, words)) + 2
     a_line = max(1, ((terminal_width() or 100) - 11) // width)
     rows = ["".join(f"{word:<{width}}" for word in words[i:i + a_line]).rstrip() for i in range(0, len(words), a_line)]
-    return [*lines, "  mix      " + f"\n{' ' * 11}".join(rows)]
+    lines.append("  mix      " + f"\n{' ' * 11}".join(rows))
+    if banks := launch["register_banks"]:
+        read = "" if banks["nearest_read"] is None else f"; a shared read is {banks['nearest_read']} instructions ahead of its use or more"
+        lines.append(fold(f"  banks    {banks['conflicts']} of the main loop's {banks['multiply_adds']} multiply-adds wait for a register{read}", " " * 11))
+    return lines
 
 
 def _shared(launch: Mapping) -> str:

@@ -3,10 +3,13 @@
 The roofs here are architectural: lanes times clock, memory clock times bus width.  Nothing reaches them quite; a share is a share of that.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cudalab.devices import Device
 from cudalab.spec import Op, Values
+
+SCHEDULERS = 4  # of an SM
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,30 @@ def share(op: Op, problem: Values, device: Device, time_s: float) -> tuple[str, 
     """Which roof bounds the op, and what share of it a time of `time_s` seconds reaches (1 is the roof)."""
     name, least = floor(op, problem, device)
     return name, least / time_s
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What counted work asks of one limit of a device: `work` in `unit`, against at most `roof` of them a second; share: how much of the
+    busiest limit's time this one is busy, 1 for the busiest itself."""
+
+    name: str
+    work: int
+    unit: str
+    roof: float
+    share: float
+
+
+def demands(counts: Mapping[str, int], device: Device) -> list[Demand]:
+    """The limits of a device under counted work (emulator.counters.Counters.total), the busiest first.
+
+    Beside FP32 and DRAM: a wavefront of shared memory an SM and cycle, and an instruction of a warp a scheduler and cycle, four schedulers
+    an SM (CUDA C++ Programming Guide, "Compute Capabilities").  Bytes of DRAM are those that must move even with a perfect cache.
+    """
+    limits, cycles = roofs(device), device.sms * device.clock_hz
+    found = [("fp32", counts["flops_f32"], "FLOP", limits["fp32"].value),
+             ("dram", counts["dram_bytes"], "byte", limits["dram"].value),
+             ("shared", counts["shared_load_wavefronts"] + counts["shared_store_wavefronts"], "wavefront", cycles),
+             ("issue", counts["warp_instructions"], "instruction", SCHEDULERS * cycles)]
+    longest = max(work / roof for _, work, _, roof in found) or 1.0
+    return sorted((Demand(name, work, unit, roof, work / roof / longest) for name, work, unit, roof in found), key=lambda d: -d.share)

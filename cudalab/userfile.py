@@ -1,4 +1,4 @@
-"""A user's own `.cu` file as a step: checked against the op's reference and timed against its peers without touching the package."""
+"""A user's own `.cu` file, or one of PTX for the emulator, as a step: checked against the op's reference and timed against its peers without touching the package."""
 
 import re
 from collections.abc import Mapping
@@ -19,6 +19,8 @@ def step(source: Path, *, like: str | None = None, op: str | None = None, entry:
     """
     if not source.is_file():
         raise LabError(f"there is no file {source}")
+    if source.suffix == ".ptx" and entry and not re.fullmatch(r"[A-Za-z_$%][\w$]*", entry):
+        raise LabError(f"--entry '{entry}': PTX has no templates; name the kernel as it stands behind .entry in {source}")
     launch = dict(entry=entry, grid=grid, block=block, args=args, smem=smem)
     own = next((s for s in registry.steps() if s.source == source.resolve()), None)
     if own and like is None and op is None and not any(launch.values()):

@@ -9,7 +9,7 @@ from cudalab import gpu as backends
 from cudalab.errors import BadLaunch, LabError, NoDevice, UnknownName, UnusableDevice
 from cudalab.gpu import Gpu
 from cudalab.registry import ops
-from cudalab.spec import Copy, Fill, Launch, Plan, Pointer, f32, i32
+from cudalab.spec import Copy, Fill, Launch, Plan, Pointer, TensorMap, f32, i32
 
 driver = pytest.importorskip("cuda.bindings.driver")
 OK = driver.CUresult.CUDA_SUCCESS
@@ -37,7 +37,7 @@ def test_no_device_is_one_line_with_the_cure(monkeypatch, init, words):
         with pytest.raises(UnusableDevice, match=words):
             backends.backend(None)
     else:
-        assert backends.backend(None) is None
+        assert backends.backend(None, target="sm_89").target == "sm_89" and backends.backend().name == "emulator"
     with pytest.raises(NoDevice, match=words) as error:
         backends.backend("gpu")
     assert "\n" not in str(error.value)
@@ -104,6 +104,25 @@ def test_a_cluster_and_large_shared_memory_are_asked_for(recorded):
     recorded._launch(None, kernel(), launch, {}, "sgemm/x")()
     assert recorded.calls[0] == ("attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", 100_000)
     assert recorded.calls[1][5] == [(2, 1, 1)] and recorded.calls[1][1] == (4, 1, 1) and recorded.calls[1][3] == 100_000
+
+
+def test_a_tensor_map_is_encoded_by_the_driver(recorded, monkeypatch):
+    asked, encoded = [], driver.CUtensorMap()
+    encoded.opaque = [driver.cuuint64_t(100 + i) for i in range(16)]
+    answers(monkeypatch, cuTensorMapEncodeTiled=lambda *arguments: asked.append(arguments) or (OK, encoded))
+    tensor_map = TensorMap("A", "bf16", (64, 32, 8), (32, 4, 2), swizzle=64, offset=256)
+    call = recorded._launch(None, kernel(), Launch("sgemm", (1, 1, 1), (32, 1, 1), (tensor_map, i32(9))), {"A": array(4096)}, "sgemm/x")
+    assert call() == (OK,)
+    kind, rank, address, *sizes, interleave, swizzle, promotion, fill = asked[0]
+    assert (kind.name, rank, address) == ("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 3, 4096 + 256)
+    assert [[int(n) for n in size] for size in sizes] == [[64, 32, 8], [128, 4096], [32, 4, 2], [1, 1, 1]]
+    assert (interleave.name, swizzle.name) == ("CU_TENSOR_MAP_INTERLEAVE_NONE", "CU_TENSOR_MAP_SWIZZLE_64B")
+    assert fill.name == "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE"
+    value = recorded.calls[-1][-1]
+    assert value(0, ctypes.c_uint64) == 100 and value(1, ctypes.c_int32) == 9
+    answers(monkeypatch, cuTensorMapEncodeTiled=(RESULTS.CUDA_ERROR_INVALID_VALUE, None))
+    with pytest.raises(BadLaunch, match="the tensor map over A: the driver refuses it"):
+        recorded._launch(None, kernel(), Launch("sgemm", (1, 1, 1), (32, 1, 1), (tensor_map,)), {"A": array(4096)}, "sgemm/x")
 
 
 def test_static_shared_memory_counts_and_the_limit_is_never_lowered(recorded):

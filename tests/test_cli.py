@@ -16,7 +16,7 @@ from cudalab.errors import UnusableDevice
 from cudalab.parts import PARTS
 from cudalab.spec import KERNELS, Op
 
-VERBS = ("list", "show", "check", "bench", "dump", "diff", "tune", "results", "doctor")
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "results", "doctor")
 SMALL = ("--shape", "64")
 
 
@@ -72,6 +72,7 @@ def test_show_tells_what_the_compiler_made(lab):
     report = json.loads(works(lab("show", "step5", "--json")).stdout)
     launch = report["actions"][0]
     assert launch["spill_stores"] == 0 and launch["occupancy"]["blocks"] >= 1 and launch["mix"]["FFMA"] >= 64
+    assert launch["register_banks"]["conflicts"] < launch["register_banks"]["multiply_adds"] <= launch["mix"]["FFMA"]
     assert "prose" in report and report["prose"] in step.source.read_text().replace("// ", "").replace("//", "")
 
 
@@ -137,16 +138,7 @@ def test_doctor_always_succeeds(lab, monkeypatch):
     assert "Warning: two NVRTC majors" in result.stderr and "ZeroDivisionError" in result.stdout
 
 
-# Bench without a GPU
-
-def test_bench_without_a_gpu_reports_what_the_compiler_says(lab):
-    result = works(lab("bench", "step5", "--arch", "sm_80"))
-    for words in ("sm_80", "registers", "limited by", "spills", "FFMA"):
-        assert words in result.stdout
-    assert "nothing was run, checked or timed" in result.stderr and "nothing was run" not in result.stdout
-    found = json.loads(works(lab("bench", "step1", "--shape", "64 65x66x67", "--json")).stdout)
-    assert [f["ran"] for f in found] == [False, False] and found[1]["shape"] == dict(M=65, N=66, K=67)
-
+# What needs a GPU: the rest runs on the emulator without one, see test_emulator_cli.py
 
 def test_a_gpu_that_cannot_be_used_is_not_taken_for_none(lab, monkeypatch):
     def too_old(ordinal):
@@ -157,7 +149,7 @@ def test_a_gpu_that_cannot_be_used_is_not_taken_for_none(lab, monkeypatch):
 
 
 def test_what_needs_a_gpu_says_so(lab, tmp_path):
-    for words in (("check", "step1"), ("tune", "step5"), ("bench", "step1", "--backend", "gpu")):
+    for words in (("check", "step1", "--backend", "gpu"), ("tune", "step5"), ("bench", "step1", "--backend", "gpu")):
         fails(lab(*words), "there is no NVIDIA driver here")
     fails(lab("bench", "step1", "--save", tmp_path / "rows.jsonl"), "--save needs a measurement")
     fails(lab("bench", "step1", "--against", "--fail-below", "0.97"), "--against needs a measurement")
@@ -185,13 +177,13 @@ def test_what_needs_a_gpu_says_so(lab, tmp_path):
     (("bench", "step5", "--arch", "sm_12345"), ("'sm_12345' is not a target",)),
     (("bench", "step5", "--arch", "sm_99"), ("does not know the target 'sm_99'",)),
     (("bench", "step5", "--backend", "nope"), ("no backend is called 'nope'",)),
-    (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu file",)),
+    (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu or .ptx file",)),
     (("bench", "gone.cu", "--like", "step5"), ("there is no file gone.cu",)),
     (("bench", "step5", "--shape", " "), ("names no shape",)),
     (("tune", "sgemm"), ("is a whole ladder",)),
     (("tune", "mine.cu"), ("bench mine.cu --set NAME=VALUE",)),
     (("show", "step123"), ("no step or op is called 'step123'; nearest: step12",)),
-    (("bench", "step12", "--set", "STAGES=99"), ("1245696 bytes of shared memory", "fewer stages")),
+    (("show", "step12", "--set", "STAGES=99"), ("1245696 bytes of shared memory", "fewer stages")),
     (("tune", "step5", "--set", "BQ=1"), ("has no tunable BQ",)),
     (("results", "merge", "gone.jsonl"), ("there is no file gone.jsonl",)),
     (("results", "--step", "nope"), ("no step or op is called 'nope'",)),
@@ -265,7 +257,7 @@ def own(tmp_path):
 
 
 def test_a_template_instance_of_an_own_file(lab, own):
-    text = works(lab("bench", own(), *OWN, "--args", "M N K 1.0 A B 0.0 C")).stdout
+    text = works(lab("show", own(), *OWN, "--args", "M N K 1.0 A B 0.0 C")).stdout
     assert "sgemm/own: Mine" in text and "launch     mm<16, float>(4096, 4096, 4096, 1.0, A, B, 0.0, C)" in text
 
 

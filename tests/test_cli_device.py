@@ -27,7 +27,7 @@ def bench(lab, monkeypatch, row):
             progress(0, 2, "playing")
             for fields in play(step, problem, config):
                 yield row(op=step.op.name, step=step.id, shape=dict(problem), protocol=protocol, config=dict(config), **fields)
-        monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+        monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
         monkeypatch.setattr(measure, "bench_step", bench_step)
         return lab("bench", *words)
     return run
@@ -109,12 +109,14 @@ def test_check_prints_a_line_a_step_and_every_failure(lab, monkeypatch):
     class NumPyBackend:
         """Right for every step but the second, which leaves an element out."""
 
+        name, target = "gpu", "sm_90a"
+
         def run(self, plan, inputs):
             C = inputs["A"] @ inputs["B"]
             if plan.step.number == 2:
                 C[-1, -1] = np.nan
             return {"C": C}
-    monkeypatch.setattr(gpu, "backend", lambda name=None: NumPyBackend())
+    monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: NumPyBackend())
     shapes = ("--shape", "33x20x65 7", "--shape", "7")
     result = lab("check", "sgemm", *shapes)
     lines = result.stdout.splitlines()
@@ -157,7 +159,7 @@ def tuned(lab, monkeypatch):
         def compiled(plan, target):
             if plan.config.TN == 4:
                 raise BadConfig("static assertion failed")
-        monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+        monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
         monkeypatch.setattr(tune, "_Stand", stand)
         monkeypatch.setattr(build, "build", compiled)
         monkeypatch.setattr(build, "verify", lambda built, plan: None)
@@ -196,7 +198,7 @@ def test_ctrl_c_keeps_the_best_so_far(tuned):
 def test_tune_is_refused_before_the_search_where_nothing_can_be_kept(lab, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CUDALAB_RESULTS", str(tmp_path / "file"))
-    monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+    monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
     fails(lab("tune", "step5"), "cannot write", "choose another")
 
 
@@ -232,7 +234,7 @@ def test_tune_draws_from_a_large_space_and_says_so(lab, monkeypatch, words, draw
 
     def run(search, place, plans, *, seed, progress):
         tried.append(len(plans))
-    monkeypatch.setattr(gpu, "backend", lambda name=None: Played())
+    monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
     monkeypatch.setattr(tune.Search, "run", run)
     result = works(lab("tune", "step12", *words))
     assert tried[0] - (drawn or total) in (0, 1)  # the default is always tried

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from cudalab.commands import emulated
 from cudalab.commands import options as opt
 from cudalab.errors import LabError, MissingTool
 
@@ -83,10 +84,12 @@ def _dumped(step, plan, arch, built) -> dict:
 @opt.arch
 @click.option("--ptx", "ptx", is_flag=True, help="The PTX of both, side by side.")
 @click.option("--sass", "sass", is_flag=True, help="The SASS of both, side by side.")
+@click.option("--counters/--no-counters", default=True, show_default=True, help="Run both on the emulator and compare what they ask for.")
+@click.option("--count-at", multiple=True, metavar="SHAPE", help="Shape for the counters.  [default: the op's first for the emulator]")
 @opt.user_file
 @opt.as_json
-def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
-    """Say what changed from one step to another: source, resources, instruction mix.
+def diff(first, second, shapes, sets, arch, ptx, sass, counters, count_at, as_json, **own):
+    """Say what changed from one step to another: source, resources, instruction mix, counters.
 
     A setting (--set) goes to those of the two that have the tunable.  Either may be an own .cu file.
 
@@ -109,10 +112,12 @@ def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
     texts = [step.source.read_text(errors="replace").splitlines() for step in pair]
     source = list(difflib.unified_diff(*texts, *(step.path for step in pair), lineterm=""))
     launches = list(zip_longest(*([a for a in r["actions"] if a["kind"] == "launch"] for r in reports)))
+    counts = emulated.differences(pair, count_at, settings, arch) if counters else None
     code = {name: side_by_side(*map(lines, builds)) for name, lines, wanted in (("ptx", _ptx, ptx), ("sass", _sass, sass)) if wanted}
     if as_json:
         return opt.print_json(dict(steps=[step.path for step in pair], source=source,
-                                   launches=[dict(before=a, after=b) for a, b in launches], **code))
+                                   launches=[dict(before=a, after=b) for a, b in launches],
+                                   counters=counts and {k: v for k, v in counts.items() if k != "rows"}, **code))
     names = [step.id for step in pair]
     colours = {"+": "green", "-": "red", "@": "cyan"}  # click leaves them out where stdout is not a terminal
     click.echo("\n".join(click.style(line, fg=colours.get(line[:1])) for line in source) or "the sources are the same")
@@ -124,6 +129,9 @@ def diff(first, second, shapes, sets, arch, ptx, sass, as_json, **own):
         click.echo("\n" + report.table(changed, ("instructions", *names, "change")) if changed else "\nthe instructions are the same")
         if changed and len(changed) < len(mix):
             click.echo(report.fold(f"as many in both: {', '.join(f'{name} {count}' for name, count, other, _ in mix if count == other)}"))
+    if counts:
+        click.echo(f"\ncounted on the emulator at {report.shape_text(counts['shape'])}, at the level of PTX:\n")
+        click.echo(report.table(counts["rows"], ("", *names, "change")))
     for name, lines in code.items():
         click.echo(f"\n{name.upper()}, {names[0]} on the left, {names[1]} on the right:\n")
         _print_columns(lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cudalab.errors import BadConfig, BadShape, UnknownName
+from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 
 DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
 
@@ -18,20 +18,25 @@ arch = click.option("--arch", metavar="TARGET",
 shape = click.option("--shape", "shapes", multiple=True, metavar="SHAPES",
                      help='Sizes in the order of the op\'s dimensions: 4096, or "4096x4096x1024 1000".  May be repeated.')
 sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
-backend = click.option("--backend", metavar="NAME", help="Where to run: gpu.  [default: the GPU if there is one]")
+backend = click.option("--backend", metavar="NAME", help="Where to run: gpu or emulator.  [default: the GPU if there is one]")
+sanitize = click.option("--sanitize/--no-sanitize", default=True, show_default=True,
+                        help="On the emulator: look for races, reads of what was never set, and their like.")
+device = click.option("--device", metavar="NAME",
+                      help='On the emulator: whose roofline the counted work is held against, such as "RTX 4060".  '
+                           "[default: one that runs the --arch]")
 seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 
 
 def user_file(verb):
     """The options that say what a user's own .cu computes and how it is launched; the verb gets them as keywords for `targets`."""
     for option in reversed((
-        click.option("--like", metavar="STEP", help="Own .cu: take op, entry, grid, block and arguments from this step."),
-        click.option("--op", metavar="OP", help="Own .cu: the op it computes, such as sgemm."),
-        click.option("--entry", help='Own .cu: the kernel, or a template instance: "gemm<128, 8>".'),
-        click.option("--grid", metavar="EXPR", help='Own .cu: blocks, such as "cdiv(N, 128), cdiv(M, 128)".'),
-        click.option("--block", metavar="EXPR", help='Own .cu: threads of a block, such as 256 or "32, 8".'),
-        click.option("--args", metavar="NAMES", help='Own .cu: the arguments, such as "A B C M N K"; numbers go by value.'),
-        click.option("--smem", metavar="EXPR", help="Own .cu: bytes of dynamic shared memory.  [default: 0]"),
+        click.option("--like", metavar="STEP", help="Own .cu or .ptx: take op, entry, grid, block and arguments from this step."),
+        click.option("--op", metavar="OP", help="Own .cu or .ptx: the op it computes, such as sgemm."),
+        click.option("--entry", help='Own .cu or .ptx: the kernel, or a template instance: "gemm<128, 8>".'),
+        click.option("--grid", metavar="EXPR", help='Own .cu or .ptx: blocks, such as "cdiv(N, 128), cdiv(M, 128)".'),
+        click.option("--block", metavar="EXPR", help='Own .cu or .ptx: threads of a block, such as 256 or "32, 8".'),
+        click.option("--args", metavar="NAMES", help='Own .cu or .ptx: the arguments, such as "A B C M N K"; numbers go by value.'),
+        click.option("--smem", metavar="EXPR", help="Own .cu or .ptx: bytes of dynamic shared memory.  [default: 0]"),
     )):
         verb = option(verb)
     return verb
@@ -49,27 +54,41 @@ def assignments(texts: tuple[str, ...]) -> dict[str, int]:
     return values
 
 
-def targets(text: str, settings: Mapping[str, int], own: Mapping[str, str | None]) -> list:
-    """The steps that a person names: one step, every step of an op, or an own .cu file as a step (own: the options of `user_file`)."""
+def targets(text: str, settings: Mapping[str, int], own: Mapping[str, str | None], ptx: bool = False) -> list:
+    """The steps that a person names: one step, every step of an op, or an own .cu file as a step (own: the options of `user_file`).
+
+    ptx: a file of PTX will do, too.
+    """
     from cudalab import registry, userfile
     from cudalab.spec import Op
+    if text.endswith(".ptx") and not ptx:
+        raise LabError(f"{text} is PTX already: 'check', 'bench' and 'profile' run it on the emulator")
     if is_file(text):
         return [userfile.step(Path(text), settings=settings, **own)]
     given = [f"--{name}" for name, value in own.items() if value is not None]
     if given:
-        raise UnknownName(f"{', '.join(given)}: only for an own .cu file, and '{text}' is not one")
+        raise UnknownName(f"{', '.join(given)}: only for an own .cu or .ptx file, and '{text}' is not one")
     found = registry.resolve(text)
     return list(found.steps) if isinstance(found, Op) else [found]
 
 
 def is_file(text: str) -> bool:
-    return text.endswith((".cu", ".cuh")) or Path(text).is_file()
+    return text.endswith((".cu", ".cuh", ".ptx")) or Path(text).is_file()
 
 
-def one_step(text: str, settings: Mapping[str, int], own: Mapping[str, str | None]):
+def backend_for(steps, name: str | None) -> str | None:
+    """The backend asked for, or what the steps need: PTX files run on the emulator only."""
+    if not any(step.source.suffix == ".ptx" for step in steps):
+        return name
+    if name not in (None, "auto", "emulator"):
+        raise LabError(f"a PTX file runs on the emulator only, not on '{name}': leave --backend out")
+    return "emulator"
+
+
+def one_step(text: str, settings: Mapping[str, int], own: Mapping[str, str | None], ptx: bool = False):
     """Like `targets`, for a place where only one step makes sense."""
     from cudalab import registry
-    found = targets(text, settings, own)
+    found = targets(text, settings, own, ptx)
     return found[0] if len(found) == 1 else registry.resolve_step(text)
 
 

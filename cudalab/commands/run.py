@@ -1,10 +1,11 @@
-"""Verbs that run kernels: check, bench, tune."""
+"""Verbs that run kernels: check, bench, tune; without a GPU the first two run them on the emulator (see emulated.py)."""
 
 import functools
 from pathlib import Path
 
 import click
 
+from cudalab.commands import emulated
 from cudalab.commands import options as opt
 from cudalab.errors import LabError, MissingTool, NoDevice, WrongResult
 
@@ -12,48 +13,59 @@ LARGE, DRAWN = 500, 300  # combinations of tunables: of more than that, `tune` d
 
 
 @click.command()
-@click.argument("target", metavar="STEP|OP|FILE.cu")
+@click.argument("target", metavar="STEP|OP|FILE.cu|FILE.ptx")
 @opt.shape
 @opt.sets
+@opt.arch
 @opt.backend
+@opt.sanitize
 @opt.seed
 @opt.user_file
 @opt.as_json
-def check(target, shapes, sets, backend, seed, as_json, **own):
+def check(target, shapes, sets, arch, backend, sanitize, seed, as_json, **own):
     """Compare a step's results with the NumPy reference, on random and on exact inputs, at every check shape of its op.
 
-    One line a step, and one for each check that failed; --json has them all.
+    One line a step, and one for each check that failed; --json has them all.  Where there is no GPU it runs on the emulator, at the op's
+    shapes for that.
 
     Example: python cli.py check step5 --shape "257x130x70 1"
     """
-    from cudalab import gpu, report
+    from cudalab import gpu
     from cudalab.check import check_step
     settings = opt.assignments(sets)
-    steps = opt.targets(target, settings, own)
-    work = [(step, problem) for step in steps for problem in opt.problems(step.op, shapes, step.op.shapes["check"])]
-    place = gpu.backend(backend or "gpu")
+    steps = opt.targets(target, settings, own, ptx=True)
+    place = gpu.backend(opt.backend_for(steps, backend), target=arch or opt.DEFAULT_ARCH, sanitize=sanitize)
+    if arch not in (None, place.target):
+        raise LabError(f"{place.device.name} runs {place.target}: --backend emulator takes another --arch")
+    work = [(step, problem) for step in steps
+            for problem in opt.problems(step.op, shapes, step.op.shapes["emulate" if place.name == "emulator" else "check"])]
+    if place.name == "emulator":
+        return emulated.check(place, work, settings, seed, as_json)
     verdicts = []
     try:
         with opt.progress(work, "checking") as bar:
             for step, problem in bar:
                 verdicts += [(step, verdict) for verdict in check_step(step, problem, place, overrides=settings, seed=seed)]
     finally:
-        found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), inputs=v.kind, passed=v.passed, error=_finite(v.error), bound=v.bound,
-                      reason=v.reason) for s, v in verdicts]
-        if as_json:
-            opt.print_json(found)
-        elif found:
-            click.echo(report.checked(found))
-    wrong = [(step, verdict) for step, verdict in verdicts if not verdict]
-    if wrong:
-        step, verdict = wrong[0]
-        raise WrongResult(f"{len(wrong)} of {len(verdicts)} checks failed, the first: {step.path} at {verdict.problem}: {verdict.reason}")
+        report_verdicts(verdicts, as_json)
+    emulated.fail(verdicts, [], len(work))
+
+
+def report_verdicts(verdicts, as_json: bool) -> None:
+    """Print (step, verdict) pairs."""
+    from cudalab import report
+    found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), inputs=v.kind, passed=v.passed, error=_finite(v.error), bound=v.bound,
+                  reason=v.reason) for s, v in verdicts]
+    if as_json:
+        opt.print_json(found)
+    elif found:
+        click.echo(report.checked(found))
 
 
 @click.command()
-@click.argument("target", metavar="STEP|OP|FILE.cu")
+@click.argument("target", metavar="STEP|OP|FILE.cu|FILE.ptx")
 @opt.shape
-@click.option("--all-shapes", is_flag=True, help="Every benchmark shape of the op.  [default: the first]")
+@click.option("--all-shapes", is_flag=True, help="Every benchmark shape of the op.  [default: the first; on the emulator the shapes for it]")
 @opt.sets
 @click.option("--peer", "peer_names", multiple=True, metavar="FILE.py:NAME",
               help="Compare with your own function, or with a peer by name, in place of the op's peers.  May be repeated.")
@@ -65,13 +77,17 @@ def check(target, shapes, sets, backend, seed, as_json, **own):
               help="With --against: fail if a row's speed fell below this share of the last, such as 0.97.")
 @opt.arch
 @opt.backend
+@opt.sanitize
+@opt.device
 @opt.seed
 @opt.user_file
 @opt.as_json
-def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, seed, as_json, **own):
+def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, sanitize, device, seed,
+          as_json, **own):
     """Check a step, time it, and compare it with the best library in the same run.
 
-    Where there is no GPU it compiles the step and prints what can be said without running it.
+    Where there is no GPU it runs on the emulator, at the op's shapes for that: it prints whether the result is right, what the step asks
+    of a device, and where that stands on a device's roofline.
 
     \b
     Example: python cli.py bench step5 --shape 4096x4096x1024
@@ -80,7 +96,7 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
     """
     from cudalab import gpu, peers
     settings = opt.assignments(sets)
-    steps = opt.targets(target, settings, own)
+    steps = opt.targets(target, settings, own, ptx=True)
     if shapes and all_shapes:
         raise click.UsageError("--shape and --all-shapes exclude each other")
     if fail_below is not None and not against:
@@ -90,13 +106,21 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
     for step, problem in work:
         step.plan(problem, step.config(problem, settings))  # a wrong shape or setting is said before anything is compiled or run
     chosen = {step.op.name: [peers.find_peer(name) for name in peer_names or step.op.peers] for step in steps}
-    place = gpu.backend(backend)
-    if place is None:
-        wanted = [name for name, given in (("--save", save), ("--against", against)) if given]
+    target = emulated.target_of(arch, device, steps[0])
+    place = gpu.backend(opt.backend_for(steps, backend), target=target, sanitize=sanitize)
+    if place.name == "emulator":
+        asked = {"--save": save, "--against": against, "--sustained": sustained, "--peer": peer_names}
+        wanted = [name for name, given in asked.items() if given]
+        if all_shapes:
+            raise LabError("the benchmark shapes are too large for the emulator: leave --all-shapes out for those made for it, or give --shape")
         if wanted:
-            raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and there is no usable GPU here "
-                           f"('doctor' says what is missing)")
-        return _report_only(work, settings, arch or opt.DEFAULT_ARCH, as_json)
+            raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and the emulator times nothing "
+                           f"('doctor' says what is missing for a GPU)")
+        if not shapes:
+            work = [(step, problem) for step in steps for problem in step.op.shapes["emulate"]]
+        return emulated.bench(work, settings, seed, sanitize, target, device, as_json)
+    if device:
+        raise click.UsageError(f"--device is for the emulator; this is {place.device.name}")
     if arch not in (None, place.target):
         raise LabError(f"{place.device.name} runs {place.target}: 'dump' and 'show' take another --arch")
     if save and own_file_shadows(steps):
@@ -111,20 +135,6 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
 def own_file_shadows(steps) -> bool:
     from cudalab import registry
     return any(step not in registry.steps() and step.id in {known.id for known in step.op.steps} for step in steps)
-
-
-def _report_only(work, settings, arch: str, as_json: bool) -> None:
-    from cudalab import report
-    reports = []
-    with opt.progress(work, f"compiling for {arch}") as bar:
-        for step, problem in bar:
-            reports.append(report.compiled(step.plan(problem, step.config(problem, settings)), arch))
-    if as_json:
-        opt.print_json([dict(one, ran=False) for one in reports])
-    else:
-        click.echo("\n\n".join(report.static(one) for one in reports))
-    opt.note(f"\nThere is no usable GPU here: nothing was run, checked or timed.\n"
-             f"This is what the compiler says for {arch}; 'doctor' says what is missing.")
 
 
 def _bench(place, work, settings, chosen, protocol, save, against, fail_below, seed, as_json) -> None:

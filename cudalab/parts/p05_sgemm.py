@@ -29,7 +29,7 @@ sgemm = Op(
     samples=(dict(A=0, C=0), dict(B=1, C=1)),
     peers=("cublas", "cublaslt"),
     shapes=dict(
-        emulate=shapes("257x130x70 1x1x1", DIMS),
+        emulate=shapes("130x260x162 1x1x1", DIMS),
         check=shapes("512 257x130x70 1x1x1 1x333x77 333x1x129 128x128x1 1000 129x255x513 4096x64x32 64x4096x33 1537x1793x65", DIMS),
         bench=shapes("4096 2048 8192 4096x4096x1024 8192x1024x4096 4095x4097x4093 1024 1000", DIMS),
     ),

@@ -1,0 +1,276 @@
+"""A step on the emulator: is it right, and what does it ask of a device?  By counted work; never a time."""
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cudalab import roofline
+from cudalab.build import build, sm_of
+from cudalab.check import KINDS, Verdict, compare, draw, generator
+from cudalab.devices import Device, find_device
+from cudalab.emulator import Emulator
+from cudalab.emulator.counters import Counters, derived
+from cudalab.emulator.errors import KernelFault
+from cudalab.errors import MissingTool
+from cudalab.report import fold, shape_text, table, terminal_width
+from cudalab.spec import Plan, Step, Values
+
+# the device of a target that nobody named one for: (lowest sm, name), the newest first
+TYPICAL = ((120, "GeForce RTX 5090"), (90, "H200"), (89, "RTX 4060"), (80, "A100-SXM4-80GB"))
+WIDTH = 120  # columns of a profile, where the terminal is not wider
+LEGEND = "instructions of warps, their share, threads each; sectors and wavefronts a request; bank conflicts; diverged branches"
+COLUMNS = (("line", 4), ("warps", 7), ("%", 3), ("thr", 4), ("s/rq", 5), ("w/rq", 5), ("cnfl", 6), ("div", 6))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One step at one shape.  verdicts: one for each kind of input; counters: of the first, whether it was right or not."""
+
+    plan: Plan
+    target: str
+    verdicts: tuple[Verdict, ...]
+    counters: Counters
+
+    def __bool__(self) -> bool:
+        return all(self.verdicts)
+
+    @property
+    def label(self) -> str:
+        return f"{self.plan.step.path} at {shape_text(self.plan.problem)}"
+
+
+def count(step: Step, problem: Values, target: str, *, overrides: Mapping[str, int] = types.MappingProxyType({}), seed: int = 0,
+          sanitize: bool = True, kinds: tuple[str, ...] = KINDS, progress: Callable | None = None) -> Counted:
+    """Run the step on inputs of each kind, counting on the first.  progress: called with blocks done, blocks, and a label."""
+    plan = step.plan(problem, step.config(problem, overrides))
+    counters, verdicts = Counters(), []
+    for number, kind in enumerate(kinds):
+        place = Emulator(target, observers=() if number else (counters,), sanitize=sanitize)
+        if progress:
+            label = f"{step.path} at {shape_text(problem)}, {kind.removesuffix('s')} inputs"
+            place.progress = lambda done, total, entry, label=label: progress(done, total, label)
+        inputs = draw(step.op, problem, kind, generator(seed + KINDS.index(kind)))
+        verdicts.append(verdict_of(plan, inputs, place, kind))
+    return Counted(plan, target, tuple(verdicts), counters)
+
+
+def verdict_of(plan: Plan, inputs: Mapping, place: Emulator, kind: str) -> Verdict:
+    """Run a plan and judge what comes out; a fault of the kernel is a verdict too."""
+    try:
+        return compare(plan.step.op, plan.problem, inputs, place.run(plan, inputs), exact=kind == "integers")
+    except KernelFault as fault:
+        return Verdict(False, np.nan, np.nan, 0.0, str(fault), kind, plan.problem)
+
+
+def device_for(name: str | None, target: str) -> Device:
+    """The device whose roofline counts: the one named, or one that runs the target."""
+    number = sm_of(target)
+    return find_device(name or next(typical for lowest, typical in TYPICAL if number >= lowest or lowest == 80))
+
+
+def row(one: Counted, device: Device) -> dict:
+    """All that is known, as JSON takes it; no time is in it."""
+    total = one.counters.total()
+    plan = one.plan
+    return dict(op=plan.step.op.name, step=plan.step.id, shape=dict(plan.problem), config=dict(plan.config), backend="emulator",
+                target=one.target, ran=True, passed=bool(one),
+                checks=[dict(inputs=v.kind, passed=v.passed, error=finite(v.error), bound=v.bound, reason=v.reason) for v in one.verdicts],
+                level="PTX", counters=total, derived=derived(total), mix=one.counters.mix(),
+                roofline=dict(device=device.name, limits=[dict(limit=d.name, work=d.work, unit=d.unit, roof_per_s=d.roof, share=d.share)
+                                                          for d in roofline.demands(total, device)]))
+
+
+def finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def joined(one: Counted) -> list[str]:
+    """Where ptxas made other widths of access to memory than the PTX has, so that a device counts fewer requests; empty without nvdisasm."""
+    from cudalab import sass
+    plan, found = one.plan, []
+    if plan.step.source.suffix == ".ptx":
+        return []
+    try:
+        mix = [instruction for listing in sass.functions(build(plan, one.target).sass).values() for instruction in listing]
+    except MissingTool:
+        return []
+    for opcode, (space, way) in dict(LDG=("global", "load"), STG=("global", "store"), LDS=("shared", "load"), STS=("shared", "store")).items():
+        here = one.counters.widths(space, way)
+        there = {sass_width(i.opcode) for i in mix if i.opcode.split(".")[0] == opcode}
+        if here and there and max(there) > max(here):
+            found.append(f"ptxas joins {space} {way}s of {max(here)} bytes into {opcode} of {max(there)}: a device counts fewer requests")
+    return found
+
+
+def sass_width(opcode: str) -> int:
+    """Bytes a lane of LDG.E.128, LDS.64, LDS, LDS.U8."""
+    for part in opcode.split(".")[1:]:
+        if part in ("64", "128", "256"):
+            return int(part) // 8
+        if part in ("U8", "S8", "U16", "S16"):
+            return int(part[1:]) // 8
+    return 4
+
+
+# -- text
+
+def text(one: Counted, device: Device) -> str:
+    """One step at one shape, for a person."""
+    total = one.counters.total()
+    more = derived(total)
+    lines = [f"{one.label}, on the emulator: PTX for {one.target}; nothing here is a time", ""]
+    lines += [fold(f"{'result' if number == 0 else '':<11}{_verdict(v)}", " " * 11) for number, v in enumerate(one.verdicts)]
+    lines += ["", "counted, at the level of PTX:"]
+    for name, words in _counted(total, more):
+        lines.append(fold(f"  {name:<15}{words}", " " * 17))
+    mix = ", ".join(f"{name} {_short(entry['warps'])}" for name, entry in one.counters.mix().items())
+    lines.append(fold(f"  {'mix, warps':<15}{mix}", " " * 17))
+    but = joined(one)
+    lines += [fold(f"  {'but':<15}{words}", " " * 17) for words in but]
+    return "\n".join([*lines, "", roof_text(total, device, bool(but))])
+
+
+def brief(one: Counted) -> str:
+    """The verdicts in one line."""
+    return f"{one.label}: {'; '.join(_verdict(v) for v in one.verdicts)}"
+
+
+def _verdict(v: Verdict) -> str:
+    inputs = v.kind.removesuffix("s") + " inputs"
+    if not v:
+        return f"WRONG on {inputs}: {v.reason}"
+    return f"right on {inputs}" + (", bit for bit" if not v.bound else f": error {v.error:.2e} of the scale, at most {v.bound:.2e}")
+
+
+def _counted(total: Mapping, more: Mapping):
+    yield "instructions", f"{total['warp_instructions']:,} of warps, {_ratio(more['threads_per_warp'])} threads each"
+    for space, way in ((space, way) for space in ("global", "shared") for way in ("load", "store")):
+        requests = total[f"{space}_{way}_requests"]
+        if not requests:
+            continue
+        if space == "global":
+            sectors, nbytes = total[f"global_{way}_sectors"], total[f"global_{way}_bytes"]
+            words = f"{sectors:,} sectors: {sectors / requests:.1f} a request, {nbytes / sectors / 32:.0%} of their bytes asked for"
+        else:
+            waves, ideal = total[f"shared_{way}_wavefronts"], total[f"shared_{way}_ideal"]
+            words = f"{waves:,} wavefronts: {waves / requests:.1f} a request, {waves - ideal:,} of them bank conflicts"
+        yield f"{space} {way}s", f"{requests:,} requests, {words}"
+    if total["async_global_bytes"] or total["async_shared_bytes"]:
+        yield "TMA, wgmma", f"{total['async_global_bytes']:,} bytes of global memory, {total['async_shared_bytes']:,} of shared memory"
+    if total["local_bytes"]:
+        yield "local memory", f"{total['local_bytes']:,} bytes"
+    yield "branches", f"{total['branches']:,} by warps, {total['divergent_branches']:,} diverged"
+    yield "barriers", f"{total['barriers']:,} by warps; opened {total['barrier_openings']:,} times"
+    if total["atomics"]:
+        yield "atomics", f"{total['atomics']:,}, of them {total['atomic_collisions']:,} at an address that another lane of the warp has too"
+    flops = ", ".join(f"{total[f'flops_{kind}']:,} {name}" for kind, name in
+                      dict(f32="FP32", f16="FP16", f64="FP64", tensor="tensor core").items() if total[f"flops_{kind}"])
+    yield "FLOP", flops or "none"
+    yield "bytes", (f"{_bytes(more['shared_bytes'])} of shared memory, {_bytes(more['global_bytes'])} of global memory in "
+                    f"{_bytes(more['sector_bytes'])} of sectors, {_bytes(total['dram_bytes'])} of DRAM at least")
+
+
+def roof_text(total: Mapping, device: Device, but: bool = False) -> str:
+    """Where the counted work stands on a device's roofline.  but: ptxas makes something else of the accesses."""
+    found = roofline.demands(total, device)
+    lines = [(d.name, f"{_short(d.work)} {d.unit}s", f"{_short(d.roof)} {d.unit}s a second", f"{d.share:.0%}") for d in found]
+    text = [f"roofline   {device.name}, by counted work", "",
+            table(lines, ("limit", "counted", "the device at most", "of the busiest"), left=(0,))]
+    limits = {d.name: d for d in found}
+    if total["flops_f32"] and total["dram_bytes"]:
+        peak, intensity = limits["fp32"].roof, total["flops_f32"] / total["dram_bytes"]
+        ridge, reach = peak / limits["dram"].roof, limits["fp32"].share
+        text += ["", fold(f"intensity  {intensity:.1f} FP32 FLOP a byte of DRAM at most; the ridge is at {ridge:.1f}: the roofline there is "
+                          f"{_short(min(1.0, intensity / ridge) * peak)} FLOP/s", " " * 11)]
+        if found[0].name not in ("fp32", "dram"):
+            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {_short(reach * peak)} FLOP/s, {reach:.0%} "
+                             f"of the FP32 roof" + ("; see 'but' above" if but else ""), " " * 11))
+    other = sum(total[f"flops_{kind}"] for kind in ("f16", "f64", "tensor"))
+    if other:
+        text += [f"           {_short(other)} FLOP are not FP32: no roof stands here for them."]
+    return "\n".join(text)
+
+
+def rows_text(found: list[Counted], device: Device) -> str:
+    """Several steps or shapes: one line each."""
+    lines = []
+    for one in found:
+        total = one.counters.total()
+        more, reasons = derived(total), [v.reason for v in one.verdicts if not v]
+        busiest = roofline.demands(total, device)[0].name
+        lines.append((one.plan.step.path, shape_text(one.plan.problem), "right" if one else "WRONG", _short(total["warp_instructions"]),
+                      _ratio(more["sectors_per_request"]), _short(more["shared_excess"]), _short(total["divergent_branches"]),
+                      _ratio(more["intensity_sectors"]), busiest, (reasons or [""])[0]))
+    head = ("step", "shape", "result", "warp instr.", "sectors/req.", "conflicts", "diverged", "FLOP/B", "busiest", "reason")
+    if all(one for one in found):
+        lines, head = [line[:-1] for line in lines], head[:-1]
+    return (table(lines, head, left=(0, 1, 2, 8, 9), wrap=9 if len(head) == 10 else None) +
+            f"\n\nOn the emulator, counted at the level of PTX; the busiest limit of {device.name} by that count.  Nothing here is a time.")
+
+
+def profile_text(one: Counted) -> str:
+    """The source with counters beside each line."""
+    source, by_ptx = one.plan.step.source, one.plan.step.source.suffix == ".ptx"
+    found = one.counters.lines(by_ptx)
+    width = max(WIDTH, terminal_width() or 0)
+    own = {line: counts for (file, line), counts in found.items() if by_ptx or Path(file).name in (source.name, "kernel.cu")}
+    total = one.counters.total()
+    head = _columns(*(name for name, _ in COLUMNS))
+    lines = [LEGEND, "", head.rstrip(), "-" * width]
+    for number, code in enumerate(source.read_text(errors="replace").expandtabs(4).splitlines(), 1):
+        lines.append((_beside(number, own.get(number), total) + code[:width - len(head)]).rstrip())
+    for key, counts in found.items():
+        if not by_ptx and (Path(key[0]).name not in (source.name, "kernel.cu") or not key[1]):
+            lines.append(_beside(key[1], counts, total) + (Path(key[0]).name or "no line known"))
+    return "\n".join(lines)
+
+
+def _beside(number: int, counts: Mapping | None, total: Mapping) -> str:
+    if counts is None:
+        return _columns(number, *[""] * (len(COLUMNS) - 1))
+    more = derived(counts)
+    requests = counts["shared_load_requests"] + counts["shared_store_requests"]
+    waves = counts["shared_load_wavefronts"] + counts["shared_store_wavefronts"]
+    share = f"{100 * counts['warp_instructions'] / total['warp_instructions']:.0f}"
+    excess, diverged = more["shared_excess"], counts["divergent_branches"]
+    return _columns(number, _short(counts["warp_instructions"]), share, _ratio(more["threads_per_warp"]),
+                    _ratio(more["sectors_per_request"], ""), f"{waves / requests:.1f}" if requests else "",
+                    _short(excess) if excess else "", _short(diverged) if diverged else "")
+
+
+def _columns(*cells) -> str:
+    return " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True)) + "  "
+
+
+def difference(a: Counted, b: Counted) -> list[tuple]:
+    """Counters of two steps beside each other: (name, one, other, factor), those that are not zero in both."""
+    pairs = []
+    (one, other) = ((total | derived(total)) for total in (x.counters.total() for x in (a, b)))
+    for name in one:
+        x, y = one[name] or 0, other[name] or 0
+        if x or y:
+            pairs.append((name.replace("_", " "), _number(x), _number(y), f"x {y / x:.3g}" if x else "new"))
+    return pairs
+
+
+def _number(value) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def _ratio(value, none: str = "-") -> str:
+    return none if value is None else f"{value:.1f}"
+
+
+def _short(value: float) -> str:
+    """1234567 -> 1.23M"""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _bytes(value: float) -> str:
+    return f"{_short(value)}B"

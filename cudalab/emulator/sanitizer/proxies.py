@@ -1,0 +1,146 @@
+"""Barrier objects and the async proxy: named barriers that are passed and not waited at, mbarriers, cluster barriers; TMA and wgmma, which
+read and write shared memory beside the threads.  PTX ISA, "Asynchronous operations", "Async proxy", "Parallel Synchronization and
+Communication Instructions: mbarrier", "membar, fence: fence.proxy".
+"""
+
+from collections import deque
+
+import numpy as np
+
+from cudalab.emulator.sanitizer.faults import MissingProxyFence
+from cudalab.emulator.sanitizer.shadow import FUTURE, LANE, SHIFT
+
+
+class Pieces:
+    """What an asynchronous unit touches of one space, in the form of a touch.Touch: all pairs differ."""
+
+    class pattern:
+        winners = None
+
+    def __init__(self, space: str, shadow, index, size: int, lanes, site: int):
+        bits = size | 16 | int(np.bitwise_or.reduce(index)) if len(index) else size
+        part = bits & -bits  # the largest power of two, 16 at most, that sizes and places are multiples of
+        index = (index[:, None] + np.arange(0, size, part)).reshape(-1)
+        self.space = space
+        self.cells = shadow.cells(index, part)
+        self.lanes = np.repeat(lanes, len(self.cells) // len(lanes))
+        self.writers = self.readers = self.lanes
+        self.apart, self.site = None, site
+
+    def every(self):
+        return self.cells, self.lanes
+
+
+class Proxies:
+    """Of one chunk.  objects: barrier object -> the row of all that has been released into it."""
+
+    def __init__(self, sanitizer):
+        self.sanitizer, self.clocks = sanitizer, sanitizer.clocks
+        self.objects: dict = {}
+        self.fenced = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.proxy.async
+        self.issued: list[tuple[np.ndarray, int]] = []  # (cells, site) of writes under way
+        self.reading: deque = deque(maxlen=1024)  # of the newest reads
+
+    def fence(self, mnemonic: str, lanes) -> None:
+        if "proxy.async" in mnemonic:
+            self.fenced[slice(None) if lanes is None else lanes] = self.clocks.now
+
+    def meet(self, key, lanes, site: int) -> None:
+        """Lanes use an mbarrier: its initialisation is a plain write of its eight bytes, everything else atomic."""
+        if key[0] != "mbarrier":
+            return
+        sanitizer = self.sanitizer
+        pieces = Pieces("shared", sanitizer.shared, np.full(len(lanes), key[1]), 8, lanes, site)
+        if sanitizer.chunk.image.instructions[site].has("init"):
+            sanitizer.shared.unset[pieces.cells] = False
+            sanitizer.races["shared"].store(pieces, lambda at, winners: np.zeros(len(at), bool))
+        else:
+            sanitizer.races["shared"].atomic(pieces)
+
+    def release(self, key, lanes) -> None:
+        self._put(key, self.clocks.snapshot(np.asarray(lanes)))
+
+    def _put(self, key, row) -> None:
+        held = self.objects.get(key)
+        if held is not None:
+            if len(held) < len(row):
+                held = np.pad(held, (0, len(row) - len(held)))
+            row = np.maximum(held, row)
+        self.objects[key] = row
+
+    def acquire(self, key, lanes) -> None:
+        if key in self.objects:
+            self.clocks.learn(np.asarray(lanes), self.objects[key])
+
+    def _pieces(self, index, size: int, lanes, site: int):
+        """The places of an asynchronous access, by space."""
+        index, lanes = np.asarray(index, np.int64).reshape(-1), np.asarray(lanes).reshape(-1)
+        lanes = np.broadcast_to(lanes, len(index)) if len(lanes) == 1 else lanes
+        memory = self.sanitizer.memory
+        for space, here in (("global", index < memory.param_start), ("shared", index >= memory.shared_start)):
+            if here.any():
+                yield Pieces(space, self.sanitizer.shadows[space], index[here], size, lanes[here], site)
+
+    def read(self, index, size: int, lanes, site: int) -> None:
+        """wgmma or TMA is to read: what it reads must be there, and stay until read_done."""
+        for pieces in self._pieces(index, size, lanes, site):
+            sanitizer = self.sanitizer
+            sanitizer.check_pieces(pieces)
+            sanitizer.races[pieces.space].load(pieces)
+            shadow = sanitizer.shadows[pieces.space]
+            if pieces.space == "shared":
+                self._need_fence(pieces, shadow)
+            shadow.records["reader"][pieces.cells] = FUTURE | pieces.lanes
+            self.reading.append((pieces.cells, site))
+
+    def read_done(self, index, size: int, lanes, site: int) -> None:
+        """It has read, and lanes have waited for that."""
+        for pieces in self._pieces(index, size, lanes, site):
+            for name in ("reader", "other"):
+                records = self.sanitizer.shadows[pieces.space].records[name]
+                ours = records[pieces.cells] == FUTURE | pieces.lanes
+                records[pieces.cells[ours]] = self.clocks.now << SHIFT | pieces.lanes[ours]
+
+    def write(self, index, size: int, lanes, site: int) -> None:
+        """TMA is to write: the place must be free from now on."""
+        for pieces in self._pieces(index, size, lanes, site):
+            shadow = self.sanitizer.shadows[pieces.space]
+            self.sanitizer.races[pieces.space].store(pieces, lambda at, winners: np.zeros(len(at), bool))
+            shadow.records["writer"][pieces.cells] = FUTURE | pieces.lanes
+            shadow.unset[pieces.cells] = False
+            self.issued.append((pieces.cells, site))
+
+    def done(self, index, size: int, key, lanes, site: int) -> None:
+        """It has landed, and completes on a barrier object; key None: the lanes that issued it have waited."""
+        for pieces in self._pieces(index, size, lanes, site):
+            now = self.clocks.now
+            records = self.sanitizer.shadows[pieces.space].records["writer"]
+            who = pieces.lanes
+            if key is not None:
+                who = self.clocks.agent(key)
+                row = np.zeros(self.clocks.rows.shape[1], np.int64)
+                row[who] = now
+                self._put(key, row)
+            else:
+                who = records[pieces.cells] & LANE
+            records[pieces.cells] = now << SHIFT | who
+            self.issued = [(cells, at) for cells, at in self.issued if not np.isin(cells[:1], pieces.cells).any()]
+
+    def _need_fence(self, pieces, shadow) -> None:
+        """Raise where plain writes would meet the async proxy without a proxy fence by their writer, or by who issues."""
+        records = shadow.records["writer"][pieces.cells]
+        plain = (records > 0) & (records < FUTURE) & (records & LANE < self.sanitizer.chunk.count) & (records >> SHIFT > self.clocks.start)
+        if not plain.any():
+            return
+        time, writers = records[plain] >> SHIFT, records[plain] & LANE
+        wrong = (self.fenced[writers] < time) & (self.fenced[pieces.lanes[plain]] < time)
+        if wrong.any():
+            at = int(plain.nonzero()[0][np.argmax(wrong)])
+            sanitizer, time = self.sanitizer, int(records[at]) >> SHIFT
+            where = sanitizer.name_cell("shared", shadow, int(pieces.cells[at]), 0)
+            raise sanitizer.fault(int(pieces.lanes[at]), pieces.site, f"wgmma or TMA reads {where}, written by plain stores at "
+                                  f"{sanitizer.line_at(time)}, without fence.proxy.async behind them", MissingProxyFence)
+
+    def site_of(self, cell: int, reading: bool) -> int:
+        """Where the write (read) was issued that is under way to (of) a cell."""
+        return next((site for cells, site in reversed(self.reading if reading else self.issued) if (cells == cell).any()), -1)
