@@ -45,7 +45,8 @@ def main(dumps, results):
             os.environ[name] = folder  # the environment, so that every build of this run goes there
 
 
-for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, emulated.profile, run.tune, store.results, store.doctor):
+for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, emulated.profile, run.tune,
+             store.results, store.doctor):
     main.add_command(verb)
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def finite(value: float) -> float | None:
 
 
 def joined(one: Counted) -> list[str]:
-    """Where ptxas made other widths of access to memory than the PTX has, so that a device counts fewer requests; empty without nvdisasm."""
+    """Where ptxas made other widths of access than the PTX has, so that a device counts fewer requests; empty without nvdisasm."""
     from cudalab import sass
     plan, found = one.plan, []
     if plan.step.source.suffix == ".ptx":
@@ -97,7 +97,8 @@ def joined(one: Counted) -> list[str]:
         mix = [instruction for listing in sass.functions(build(plan, one.target).sass).values() for instruction in listing]
     except MissingTool:
         return []
-    for opcode, (space, way) in dict(LDG=("global", "load"), STG=("global", "store"), LDS=("shared", "load"), STS=("shared", "store")).items():
+    accesses = dict(LDG=("global", "load"), STG=("global", "store"), LDS=("shared", "load"), STS=("shared", "store"))
+    for opcode, (space, way) in accesses.items():
         here = one.counters.widths(space, way)
         there = {sass_width(i.opcode) for i in mix if i.opcode.split(".")[0] == opcode}
         if here and there and max(there) > max(here):

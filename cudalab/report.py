@@ -187,7 +187,8 @@ def _launch(launch: Mapping) -> list[str]:
     lines.append("  mix      " + f"\n{' ' * 11}".join(rows))
     if banks := launch["register_banks"]:
         read = "" if banks["nearest_read"] is None else f"; a shared read is {banks['nearest_read']} instructions ahead of its use or more"
-        lines.append(fold(f"  banks    {banks['conflicts']} of the main loop's {banks['multiply_adds']} multiply-adds wait for a register{read}", " " * 11))
+        waiting = f"{banks['conflicts']} of the main loop's {banks['multiply_adds']} multiply-adds wait for a register"
+        lines.append(fold(f"  banks    {waiting}{read}", " " * 11))
     return lines
 
 

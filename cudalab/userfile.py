@@ -1,4 +1,7 @@
-"""A user's own `.cu` file, or one of PTX for the emulator, as a step: checked against the op's reference and timed against its peers without touching the package."""
+"""A user's own `.cu` file, or one of PTX for the emulator, as a step.
+
+It is checked against the op's reference and timed against its peers without touching the package.
+"""
 
 import re
 from collections.abc import Mapping

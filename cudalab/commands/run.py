@@ -65,7 +65,7 @@ def report_verdicts(verdicts, as_json: bool) -> None:
 @click.command()
 @click.argument("target", metavar="STEP|OP|FILE.cu|FILE.ptx")
 @opt.shape
-@click.option("--all-shapes", is_flag=True, help="Every benchmark shape of the op.  [default: the first; on the emulator the shapes for it]")
+@click.option("--all-shapes", is_flag=True, help="Every benchmark shape of the op.  [default: the first; on the emulator its own]")
 @opt.sets
 @click.option("--peer", "peer_names", multiple=True, metavar="FILE.py:NAME",
               help="Compare with your own function, or with a peer by name, in place of the op's peers.  May be repeated.")
@@ -112,7 +112,7 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
         asked = {"--save": save, "--against": against, "--sustained": sustained, "--peer": peer_names}
         wanted = [name for name, given in asked.items() if given]
         if all_shapes:
-            raise LabError("the benchmark shapes are too large for the emulator: leave --all-shapes out for those made for it, or give --shape")
+            raise LabError("the benchmark shapes are too large for the emulator: leave --all-shapes out for its own, or give --shape")
         if wanted:
             raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and the emulator times nothing "
                            f"('doctor' says what is missing for a GPU)")
