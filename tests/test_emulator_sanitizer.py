@@ -206,7 +206,7 @@ def test_what_is_a_race_and_what_is_not(body, bad):
 def test_a_block_that_has_ended_is_no_part_of_anothers_barrier():
     kernel = """extern "C" __global__ void k(int* n) {
         if (blockIdx.x == 1) return;
-        for (int i = 0; i < 3; ++i) __syncthreads();
+        for (int i = 0; i < 200; ++i) __syncthreads();  // long enough for the other block to end
         n[threadIdx.x] = threadIdx.x;
     }"""
     program = compile_cuda(kernel)
