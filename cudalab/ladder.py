@@ -32,11 +32,16 @@ def best_by_shape(op: Op, device: str, rows: Iterable[Mapping]) -> list[dict[str
     rows, best = list(_of(op, device, rows)), []
     for shape in map(dict, op.shapes["bench"]):
         here = [row for row in rows if row["shape"] == shape]
-        first = [row for row in here if row["peer"] == op.peers[0]] or here
+        first = [row for row in here if row["peer"] in op.peers[:1]] or here
         if first:
             step = min(first, key=lambda row: row["time_s"])["step"]
             best.append({row["peer"]: row for row in here if row["step"] == step})
     return best
+
+
+def headline(op: Op, by_peer: Mapping[str, Mapping]) -> Mapping:
+    """The row beside the op's first peer, or beside whatever was there."""
+    return next((by_peer[peer] for peer in op.peers if peer in by_peer), None) or next(iter(by_peer.values()))
 
 
 def _of(op: Op, device: str, rows: Iterable[Mapping]):
@@ -97,26 +102,25 @@ def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | 
 def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]]) -> str:
     titles = {step.id: step.header[0] for step in op.steps}
     peers = [peer for peer in op.peers if all(peer in by_peer for by_peer in ladder.values())] or op.peers
-    lines = []
-    for step, by_peer in ladder.items():
-        row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
-        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), report.share_text(row),
-                      *_ratios(peers, by_peer)))
+    rows = [headline(op, by_peer) for by_peer in ladder.values()]
+    unit, rates = report.rate_column(rows)
+    lines = [(f"`{step}`", titles[step], report.time_text(row["time_s"]), rate, report.share_text(row), *_ratios(peers, by_peer))
+             for (step, by_peer), row, rate in zip(ladder.items(), rows, rates)]
     head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step "
             f"(a ratio above 1 is faster than the library):")
-    table = _markdown(lines, ("step", "idea", "time", "TFLOP/s", "share of the roof", *(f"× {peer}" for peer in peers)), text=2)
+    table = _markdown(lines, ("step", "idea", "time", unit, "share of the roof", *(f"× {peer}" for peer in peers)), text=2)
     shape = "x".join(map(str, op.shapes["bench"][0].values()))
     return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape} --save rows.jsonl && {_AFTER}`"
 
 
 def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]]) -> str:
-    lines = []
-    for by_peer in best:
-        row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
-        lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row),
-                      report.share_text(row), report.rate_text(row, "peer_time_s"), *_ratios(op.peers, by_peer)))
+    rows = [headline(op, by_peer) for by_peer in best]
+    (unit, rates), (_, theirs) = report.rate_column(rows), report.rate_column(rows, "peer_time_s")
+    peer = [f"{op.peers[0]} {unit}"] if op.peers else []
+    lines = [(report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), rate, report.share_text(row),
+              *([its] if peer else []), *_ratios(op.peers, by_peer)) for by_peer, row, rate, its in zip(best, rows, rates, theirs)]
     head = f"`{op.name}` on {device}, the fastest step at each shape ({'×'.join(op.dims)}):"
-    table = _markdown(lines, ("shape", "step", "time", "TFLOP/s", "share of the roof", f"{op.peers[0]} TFLOP/s",
+    table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *peer,
                               *(f"× {peer}" for peer in op.peers)), text=2)
     said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in op.peers)))
     return f"{head}\n\n{table}{said}\n\n`python cli.py bench {op.name} --all-shapes --save rows.jsonl && {_AFTER}`"
