@@ -1,4 +1,4 @@
-"""What a launch costs the host, and the device when nothing holds its stream: the part of a launch that `measure` keeps out of its times."""
+"""What a launch costs the host, and the device where nothing holds its stream: what `measure` keeps out of its times."""
 
 import statistics
 import time

@@ -146,7 +146,8 @@ def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None
 
     inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
     checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
-    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
+    Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
     bench = _Bench(gpu, plan, "steady", seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone(graph)

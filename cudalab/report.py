@@ -152,7 +152,8 @@ def measured(rows: Iterable[Mapping]) -> str:
     more = ("protocol",) if any(r["protocol"] != "steady" for r in rows) else ()
     unit, rates = rate_column(rows)
     lines = [(f"{r['op']}/{r['step']}", shape_text(r["shape"]), speed, share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
-              time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more)) for r, speed in zip(rows, rates)]
+              time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more))
+             for r, speed in zip(rows, rates)]
     return table(lines, ("step", "shape", unit, "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
 
 

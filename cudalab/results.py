@@ -4,6 +4,7 @@ A row is one JSON object on one line.  Files only grow: the newest row of a key 
 in a file of their own, `results/studies/<device>/<part>-<study>.jsonl`, which holds one run of it: the newest.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -190,7 +191,8 @@ def merge_studies(file: Path) -> dict[tuple[str, str], int]:
                 append(temporary, by_date[newest_date])
                 temporary.replace(target)
             finally:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # gone where it became the file, never there where none can be
+                    temporary.unlink()
     return kept
 
 

@@ -37,7 +37,7 @@ residency = _sum("residency", "C = A + B with fewer blocks a multiprocessor", ()
 
 
 def chosen(path, rounds):
-    """Per element what a round of its path adds, and the number of rounds: the kernel takes path mod 32 and a number of rounds without its sign."""
+    """Per element what a round of its path adds, and the number of rounds: the path is taken mod 32, the number without its sign."""
     return (path.astype("int64") & 31) + 1, abs(rounds.astype("int64"))
 
 

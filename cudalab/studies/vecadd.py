@@ -243,8 +243,8 @@ def grid_size(place, progress):
 
 def plot_grid_size(axes, rows):
     timed = is_timed(rows)
-    axes.plot([row["waves"] for row in rows], [row["bandwidth_bytes_per_s"] / 1e12 if timed else 100 * row["expected_share"] for row in rows],
-              marker="o", markersize=5, color=COLOURS[0])
+    heights = [row["bandwidth_bytes_per_s"] / 1e12 if timed else 100 * row["expected_share"] for row in rows]
+    axes.plot([row["waves"] for row in rows], heights, marker="o", markersize=5, color=COLOURS[0])
     axes.set_xscale("log", base=2)
     axes.set_xlabel("blocks of the grid, in waves of what the device runs at once")
     axes.set_ylabel("TB/s, two reads and a write" if timed else "% of the places that have work, over the whole launch")
