@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudalab import includes
 from cudalab.errors import BadResults
 from cudalab.spec import KERNELS, Step, Values
 
@@ -226,11 +227,12 @@ def save_tuned(step: Step, device: str, problem: Values, config: Mapping[str, in
 
 
 def source_digest(step: Step) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the common headers: what a measurement belongs to."""
+    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers of ours it includes: what a measurement belongs to."""
     import hashlib
-    digest = hashlib.sha256(step.source.read_bytes())
-    for header in sorted((KERNELS / "common").glob("*.cuh")):
-        digest.update(header.read_bytes())
+    text = step.source.read_bytes()
+    digest = hashlib.sha256(text)
+    for header in includes.headers(step.source, text)[0].values():
+        digest.update(header)
     return digest.hexdigest()[:16]
 
 

@@ -133,7 +133,8 @@ class Search:
         speedup = self.default_s / best.time_s if best and self.default_s else None
         return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), timed=len(self.timed), refused=self.refused,
                     wrong=self.wrong, config=dict(best.config) if best else {}, time_s=best and best.time_s, default_s=self.default_s,
-                    speedup=speedup, finished=self.finished)
+                    speedup=speedup, finished=self.finished,
+                    all=[dict(config=dict(c.config), time_s=c.time_s) for c in sorted(self.timed, key=lambda c: c.time_s)])
 
 
 class _Stand:
