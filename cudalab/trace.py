@@ -120,7 +120,8 @@ def lines(events: Sequence[Event]) -> list[dict]:
 def summary(events: Sequence[Event], span: Event) -> dict:
     """Of one traced call (span) in seconds: until_launch_s, from the call until CUDA's launch begins; launch_s, inside the launch;
     until_start_s, from the launch's return (negative: from before it) until the first kernel starts; kernel_s, of all kernels; call_s, of
-    the whole call; after_s, from the call's return until the last kernel ends (negative: it had ended).  Raises LabError without a kernel."""
+    the whole call; after_s, from the call's return until the last kernel ends (negative: it had ended).
+    Raises LabError without a kernel."""
     kernels = [e for e in inside(events, span) if e.kind == "kernel"]
     if not kernels:
         raise LabError(f"the trace holds no kernel of {span.name}: the records of CUPTI were lost; run it again")

@@ -260,13 +260,13 @@ def sentences(figures: Mapping) -> list[str]:
         said.append(f"The call returned after {time_text(figures['call_s'])}; the GPU " +
                     (f"worked on for {time_text(after)}, beside the host." if after > 0 else "had ended by then."))
     else:
-        said.append(f"Without CUPTI ({figures['without_cupti']}): host clocks and CUDA's events only, so the calls of the API, the kernels' "
-                    f"names and what passes between a launch and its kernel are not known.")
+        said.append(f"Without CUPTI ({figures['without_cupti']}): host clocks and CUDA's events only, so the calls of the API, the "
+                    f"kernels' names and what passes between a launch and its kernel are not known.")
         said.append(f"The call returned after {time_text(figures['call_s'])}; its kernels took {time_text(figures['kernel_s'])} between "
                     f"two events.")
     said.append(f"Without any tracing a call costs the host {time_text(figures['host_s'])} by stream and "
-                f"{time_text(figures['graph_host_s'])} in a graph of {figures['graph_kernels']}; from one to the next pass {time_text(figures['stream_s'])} and "
-                f"{time_text(figures['graph_stream_s'])} on the stream.")
+                f"{time_text(figures['graph_host_s'])} in a graph of {figures['graph_kernels']}; from one to the next pass "
+                f"{time_text(figures['stream_s'])} and {time_text(figures['graph_stream_s'])} on the stream.")
     return said
 
 

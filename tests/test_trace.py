@@ -222,7 +222,8 @@ def test_a_launch_has_its_way(cupti, monkeypatch):
     monkeypatch.setattr(trace_cupti, "native_stack", lambda: [
         dict(library="python3.12", functions=["main"]), dict(library="_routines_linalg.so", functions=[]),
         dict(library="libcublas.so.13", functions=["cublasGemmEx", "a", "b", "c"]),
-        dict(library="libcuda.so.1", functions=["cuLaunchKernel"]), dict(library="libcupti.so.13", functions=[]), dict(library="python3.12", functions=[])])
+        dict(library="libcuda.so.1", functions=["cuLaunchKernel"]), dict(library="libcupti.so.13", functions=[]),
+        dict(library="python3.12", functions=[])])
     with trace_cupti.recording(stacks=True) as found:
         assert {"callback cuLaunchKernel", "callback cuGraphLaunch"} <= set(cupti.enabled) and "callback cuMemAlloc" not in cupti.enabled
         cupti.enabled[:] = [one for one in cupti.enabled if not isinstance(one, str)]

@@ -104,8 +104,8 @@ def _plan(plan, matmul: bool, out, target: str, as_json: bool) -> None:
     if as_json:
         return opt.print_json(dict(matmul=matmul, plan=compiled))
     if matmul:
-        click.echo("There is no GPU here, so cuBLAS cannot be asked which kernel it would choose for cupy.matmul; this lab's own kernel for "
-                   "the same product would be launched like this:\n")
+        click.echo("There is no GPU here, so cuBLAS cannot be asked which kernel it would choose for cupy.matmul; this lab's own kernel "
+                   "for the same product would be launched like this:\n")
     else:
         click.echo("There is no GPU here: this is what would be launched, and nothing in it is a time.\n")
     click.echo(report.static(compiled))

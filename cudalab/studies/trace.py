@@ -34,7 +34,8 @@ def matmul(place, progress):
 def plot(axes, rows):
     names = [row["what"][:44] for row in rows]
     if rows[0].get("time_s") is None:
-        axes.barh(names, [row["registers"] for row in rows], color=COLOURS["kernel"])
+        axes.barh(names, [row["registers"] for row in rows], color=COLOURS["kernel"], height=0.4)
+        axes.set_ylim(-1, len(rows))
         axes.set_xlabel("registers a thread, as planned")
         return
     for number, row in enumerate(rows):

@@ -52,6 +52,18 @@ def is_timed(rows) -> bool:
     return all(row.get("time_s") is not None for row in rows)
 
 
+def from_zero(axes, heights) -> None:
+    """The y axis from zero to a little above the highest point."""
+    axes.set_ylim(0, 1.08 * max(heights))
+
+
+def log2_ticks(axes, values) -> None:
+    """A logarithmic x axis with the values as a person writes them."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+
+
 # -- block size
 
 BLOCK_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -79,13 +91,12 @@ def counted_row(place, plan: Plan) -> dict:
 def plot_block_size(axes, rows):
     field = "bandwidth_bytes_per_s" if is_timed(rows) else "occupancy_share"
     scale = 1e12 if is_timed(rows) else 0.01
-    axes.plot([row["threads"] for row in rows], [row[field] / scale for row in rows], marker="o", color=COLOURS[0])
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([row["threads"] for row in rows], [str(row["threads"]) for row in rows])
-    axes.minorticks_off()
+    heights = [row[field] / scale for row in rows]
+    axes.plot([row["threads"] for row in rows], heights, marker="o", color=COLOURS[0])
+    log2_ticks(axes, [row["threads"] for row in rows])
     axes.set_xlabel("threads of a block")
     axes.set_ylabel("TB/s, two reads and a write" if is_timed(rows) else "occupancy, % of the warps")
-    axes.set_ylim(bottom=0)
+    from_zero(axes, heights)
 
 
 def conclude_block_size(rows):
@@ -101,7 +112,7 @@ def conclude_block_size(rows):
 
 
 def _why(row) -> str:
-    return f"{row['resident_blocks']} of {row['threads']} are {row['occupancy_share']:.0%}, limited by {row['limits']}"
+    return f"{row['resident_blocks']} of {row['threads']} threads are {row['occupancy_share']:.0%} of the warps (limit: {row['limits']})"
 
 
 # -- occupancy
@@ -133,15 +144,15 @@ def occupancy(place, progress):
 
 def plot_occupancy(axes, rows):
     field, scale = ("bandwidth_bytes_per_s", 1e12) if is_timed(rows) else ("in_flight_bytes", 1024)
-    for colour, (limiter, loads) in zip(COLOURS, dict.fromkeys((row["limiter"], row["loads"]) for row in rows)):
+    for limiter, loads in dict.fromkeys((row["limiter"], row["loads"]) for row in rows):
         mine = sorted((row["occupancy_share"], row[field]) for row in rows if (row["limiter"], row["loads"]) == (limiter, loads))
-        axes.plot([100 * x for x, _ in mine], [y / scale for _, y in mine], marker="o" if limiter == "registers" else "s", markersize=5,
-                  linestyle="-" if limiter == "registers" else "--", color=colour,
-                  label=f"limited by {limiter}, {loads} load{'s' * (loads > 1)} an array and thread")
+        look = dict(marker="o", markersize=5) if limiter == "registers" else dict(marker="s", markersize=9, fillstyle="none", linestyle=":")
+        axes.plot([100 * x for x, _ in mine], [y / scale for _, y in mine], color=COLOURS[LOADS.index(loads)],
+                  label=f"limited by {limiter}, {loads} load{'s' * (loads > 1)} an array and thread", **look)
     axes.set_xlabel("occupancy, % of the warps of a multiprocessor")
     axes.set_ylabel("TB/s, two reads and a write" if is_timed(rows) else "KiB a multiprocessor may have under way")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, loc="lower right", fontsize=8)
+    from_zero(axes, [row[field] / scale for row in rows])
+    axes.legend(frameon=False, loc="lower right" if is_timed(rows) else "upper left", fontsize=8)
 
 
 def conclude_occupancy(rows):
@@ -199,10 +210,7 @@ def plot_waves(axes, rows):
         best = max(row["blocks_per_s"] for row in rows)
         axes.plot([row["waves"] for row in rows], [100 * row["blocks_per_s"] / best for row in rows], marker="o", markersize=5,
                   color=COLOURS[0], label="measured, of the best")
-    axes.set_xscale("log", base=2)
-    ticks = [0.25, 0.5, 1, 2, 4, 8, 16]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    log2_ticks(axes, [0.25, 0.5, 1, 2, 4, 8, 16])
     axes.set_xlabel("blocks of the grid, in waves")
     axes.set_ylabel("blocks a second, %")
     axes.set_ylim(0, 105)
@@ -216,7 +224,7 @@ def conclude_waves(rows):
         more = min((row for row in rows if row["waves"] > count), key=lambda row: row["waves"])
         sentence = f"One block more than {count} wave{'s' * (count > 1)}: "
         if is_timed(rows):
-            said.append(f"{sentence}{more['time_s'] / whole['time_s']:.2f} times the time for {more['grid'] / whole['grid'] - 1:.1%} more "
+            said.append(f"{sentence}{more['time_s'] / whole['time_s']:.2f} times the time for {more['grid'] / whole['grid'] - 1:.2%} more "
                         f"work; a whole wave more would be {(count + 1) / count:.2f}.")
         else:
             said.append(f"{sentence}{more['full_waves']} waves of time, {more['expected_share']:.0%} of the device's blocks a second.")
@@ -245,10 +253,10 @@ def plot_grid_size(axes, rows):
     timed = is_timed(rows)
     heights = [row["bandwidth_bytes_per_s"] / 1e12 if timed else 100 * row["expected_share"] for row in rows]
     axes.plot([row["waves"] for row in rows], heights, marker="o", markersize=5, color=COLOURS[0])
-    axes.set_xscale("log", base=2)
+    log2_ticks(axes, [2.0**power for power in range(-5, 5)])
     axes.set_xlabel("blocks of the grid, in waves of what the device runs at once")
     axes.set_ylabel("TB/s, two reads and a write" if timed else "% of the places that have work, over the whole launch")
-    axes.set_ylim(bottom=0)
+    from_zero(axes, heights)
 
 
 def conclude_grid_size(rows):
@@ -363,7 +371,7 @@ def conclude_launch(rows):
     stream, graphs = rows[0], [row for row in rows if row["way"] == "graph"]
     if stream.get("host_s") is None:
         return []
-    best = min(graphs, key=lambda row: row["stream_s"])
+    best = max(graphs, key=lambda row: row["kernels_of_a_call"])
     return [f"By stream a kernel costs {time_text(stream['stream_s'])} at the host's pace and {time_text(stream['queued_s'])} where it was "
             f"queued ahead; in a graph of {best['kernels_of_a_call']}, {time_text(best['stream_s'])}.",
             f"One launch on an idle device takes {time_text(stream['alone_s'])} from the call until the host knows that it has ended."]
