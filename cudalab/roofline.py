@@ -5,13 +5,13 @@ or tensor cores times clock, memory clock times bus width.  A measured roof is w
 same protocol and at the clock that it had there.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cudalab import results
 from cudalab.devices import L2_PER_CYCLE, Device, per_cycle
-from cudalab.spec import Op, Values
+from cudalab.problem import Problem
+from cudalab.spec import Op
 
 STUDY = "roofline/roofs"  # whose rows are the measured roofs
 SCHEDULERS = 4  # of an SM
@@ -68,13 +68,13 @@ def roofs(device: Device, protocol: str = "steady") -> dict[str, Roof]:
     return architecture(device) | measured(device, protocol)
 
 
-def compute_roof(op: Op, problem: Values, known: Mapping[str, Roof]) -> str:
+def compute_roof(op: Op, problem: Problem, known: Mapping[str, Roof]) -> str:
     """Which roof the op's arithmetic is under: FP32 lanes for what moves bytes, else the units that multiply its type of elements."""
     name = "fp32" if op.rate == "bytes" and problem.dtype != "f64" else COMPUTE.get(problem.dtype, problem.dtype)
     return name if name in known else "fp32"
 
 
-def traffic(op: Op, problem: Values) -> tuple[int, int]:
+def traffic(op: Op, problem: Problem) -> tuple[int, int]:
     """Compulsory bytes read and written."""
     total = op.bytes(problem)
     written = min(total, sum(t.nbytes for t in op.tensors(problem).values() if t.role == "out"))
@@ -86,7 +86,7 @@ def dram_time(read: float, written: float, known: Mapping[str, Roof]) -> float:
     return read / known["dram_read"].value + written / known["dram_write"].value
 
 
-def floor(op: Op, problem: Values, device: Device, protocol: str = "steady") -> tuple[str, float]:
+def floor(op: Op, problem: Problem, device: Device, protocol: str = "steady") -> tuple[str, float]:
     """Which roof bounds the op at this size, and the time in seconds below which the device cannot go."""
     known = roofs(device, protocol)
     compute = compute_roof(op, problem, known)
@@ -95,7 +95,7 @@ def floor(op: Op, problem: Values, device: Device, protocol: str = "steady") -> 
     return name, times[name]
 
 
-def share(op: Op, problem: Values, device: Device, time_s: float, protocol: str = "steady") -> tuple[str, float]:
+def share(op: Op, problem: Problem, device: Device, time_s: float, protocol: str = "steady") -> tuple[str, float]:
     """Which roof bounds the op, and what share of it a time of `time_s` seconds reaches (1 is the roof)."""
     name, least = floor(op, problem, device, protocol)
     return name, least / time_s
