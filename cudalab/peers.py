@@ -112,7 +112,7 @@ def _cupy_version() -> str:
     return f"CuPy {cupy.__version__}"
 
 
-def _cupy_add(problem: Values, buffers: Mapping, stream) -> Callable:
+def _cupy_add(problem: Problem, buffers: Mapping, stream) -> Callable:
     import cupy
     return functools.partial(cupy.add, buffers["A"], buffers["B"], out=buffers["C"])
 
