@@ -3,7 +3,7 @@
 steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events
 around the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host
 time does not, and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
-sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
+sustained: the same calls without a pause for two seconds at a time: what power and clocks allow.
 """
 
 import math
@@ -140,17 +140,20 @@ class Timing:
     time_iqr_s: float
     sm_clock_mhz: float
     outputs: Mapping[str, np.ndarray]
+    power_w: float | None
+    temperature_c: int | None
+    throttle: list[str] | None
 
 
 def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS,
-              seed: int = 0) -> Timing:
-    """Check a plan, time it under the steady protocol without a peer, check it again.
+              seed: int = 0, protocol: str = "steady") -> Timing:
+    """Check a plan, time it under a protocol without a peer, check it again.
 
     inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
     checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
     caches keep them.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
-    bench = _Bench(gpu, plan, "steady", seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
+    bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone()
 
 
@@ -207,11 +210,12 @@ class _Bench:
         """The plan timed by itself."""
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
-        pairs, clocks = self._steady(None)
+        pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
+        electric = self.monitor.summary()
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own)
+        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own, **electric)
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
@@ -289,7 +293,7 @@ class _Bench:
         return cupy.cuda.get_elapsed_time(start, end) / 1e3 / count
 
     def _sustained(self, theirs: Arm | None):
-        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours, self.ours]
+        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours]
         sizes = {id(arm): self._calls_sustained(arm) for arm in arms}
         tick, measured, clocks = self._ticker(len(arms), theirs), [], []
         self.monitor.summary()
