@@ -390,11 +390,11 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
         versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
-    roof, share = roofline.share(op, problem, device, summary.time_s)
+    roof, share, measured = roofline.share(op, problem, device, summary.time_s, protocol)
     return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
-                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
-                ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                roof=roof, roof_share=share, roof_measured=measured, peer_time_s=summary.peer_time_s,
+                peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
                 source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
                 throttle=throttle, versions=versions, date=results.now())

@@ -186,7 +186,8 @@ def compiled(plan: Plan, target: str) -> dict:
     title, prose = plan.step.header
     return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), dtype=plan.problem.dtype,
                 variant=plan.problem.variant, config=dict(plan.config),
-                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, capabilities=plan.step.capabilities(plan.problem), target=target,
+                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables},
+                capabilities=plan.step.capabilities(plan.problem), target=target,
                 buffers=[dict(name=t.name, shape=list(t.shape), dtype=t.dtype, role=t.role, bytes=t.nbytes) for t in plan.tensors.values()],
                 actions=[_action(a, built, target) for a in plan.actions], folder=str(built.folder), cached=built.cached,
                 seconds=built.seconds)

@@ -1,8 +1,8 @@
 """The roofs of a device, measured: kernels that do one thing only, counted by the cycles and the clock that they read themselves.
 
 A roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor, cycles at start and end, nanoseconds at start
-and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the cycles from the first start to the last
-end; nothing outside of the kernel counts.  What DRAM delivers is timed from outside, as any kernel is.
+and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the cycles from the first start to the
+last end; nothing outside of the kernel counts.  What DRAM delivers is timed from outside, as any kernel is.
 """
 
 import statistics
@@ -104,8 +104,8 @@ def conclude(rows: Sequence[Mapping]) -> list[str]:
         own = f" of {row['architecture_per_cycle']:.4g}" if row["architecture_per_cycle"] else ""
         share = f" ({row['architecture_share']:.1%})" if row["architecture_share"] else ""
         unit = "bytes" if row["unit"] == "byte" else "operations"
-        words = f"{row['roof']} by {row['through']}: {row['per_cycle']:.4g}{own} {unit} a cycle and SM{share} at {row['sm_clock_mhz']:.0f} MHz, " \
-                f"{row['rate']}"
+        words = f"{row['roof']} by {row['through']}: {row['per_cycle']:.4g}{own} {unit} a cycle and SM{share}"
+        words += f" at {row['sm_clock_mhz']:.0f} MHz, {row['rate']}"
         if later:
             words += f"; for two seconds on end {later['rate']} at {later['sm_clock_mhz']:.0f} MHz"
             words += f" and {later['power_w']:.0f} W" if later["power_w"] else ""
