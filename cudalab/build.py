@@ -16,10 +16,12 @@ from functools import cached_property
 from pathlib import Path
 
 from cudalab import includes, nvrtc, sass
+from cudalab.dtypes import itemsize
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
 from cudalab.installed import cure
 from cudalab.occupancy import limits, occupancy
-from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step, TensorMap, itemsize
+from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step
+from cudalab.tensormap import TensorMap
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")  # what every step is tested against
 FORMAT = 1  # of kernel.json; raise it when what it holds changes
@@ -114,14 +116,15 @@ def dumps_folder(dumps: Path | None = None) -> Path:
 def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     """Compile the plan's kernels for `target` (such as sm_90a), or take them from the cache.
 
-    The plan's config goes in as macros; an entry that is not a plain identifier is a C++ name expression.
+    The plan's config goes in as macros, its problem's kind as DTYPE_BF16 and VARIANT_NT, say; an entry that is not a plain identifier is a
+    C++ name expression.
     Raises BadConfig if a static_assert fails or resources run out, CompileError for any other refusal (Spills for a spill that the
     step is not there to teach), MissingTool without NVRTC, LabError if the dumps folder cannot be written.
     """
     started = time.perf_counter()
     step = plan.step
-    if sm_of(target) < step.min_sm:
-        raise CompileError(f"{step.path} needs compute capability {step.min_sm / 10}; {target} is older: choose a later --arch")
+    if not step.runs_on(sm_of(target), plan.problem):
+        raise CompileError(f"{step.path} needs {step.capabilities(plan.problem)}, which {target} is not: choose another --arch")
     source = step.source.absolute()
     try:
         text = source.read_bytes()
@@ -130,7 +133,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     includes.require_text(source, text)
     names = sorted({launch.entry for launch in plan.launches if not IDENTIFIER.fullmatch(launch.entry)})
     headers, folders = _headers(source, text)
-    options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *(f"-D{name}={value}" for name, value in plan.config.items()),
+    options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *_macros(plan),
                *(f"-I{folder}" for folder in folders), "--ptxas-options=-v", "--ptxas-options=-warn-spills"]
     key = _digest(json.dumps([FORMAT, str(source), _digest(text), headers, options, names, nvrtc.version()]).encode())
     folder = dumps_folder(dumps) / step.op.name / step.id / f"{target}-{key[:12]}"
@@ -151,6 +154,11 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     _refuse_slow_code(step, kernels.values(), about["log"], folder)
     return Build(folder, target, types.MappingProxyType(kernels), about["log"], cached, time.perf_counter() - started,
                  files["kernel.cu"].decode(errors="replace"), files["kernel.ptx"].decode(), files["kernel.cubin"])
+
+
+def _macros(plan: Plan) -> list[str]:
+    kind = [f"{what}_{name.upper()}" for what, name in zip(("DTYPE", "VARIANT"), plan.problem.kind) if name]
+    return [f"-D{name}={value}" for name, value in (*plan.config.items(), *((name, 1) for name in kind))]
 
 
 def verify(build: Build, plan: Plan) -> None:

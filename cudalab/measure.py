@@ -3,7 +3,7 @@
 steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events
 around the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host
 time does not, and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
-sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
+sustained: the same calls without a pause for two seconds at a time: what power and clocks allow.
 """
 
 import math
@@ -17,11 +17,13 @@ import numpy as np
 
 from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
+from cudalab.dtypes import device_dtype, finite, is_float
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
 from cudalab.peers import Peer
-from cudalab.spec import Plan, Step, Values
+from cudalab.problem import Problem, Values
+from cudalab.spec import Plan, Step
 
 PROTOCOLS = ("steady", "sustained")
 PAIRS = 16  # batches of each arm: eight times A B B A
@@ -102,7 +104,7 @@ def iqr(values: Sequence[float]) -> float:
     return upper - lower
 
 
-def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
+def bench_step(gpu, step: Step, problem: Problem, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
                protocol: str = "steady", seed: int = 0, progress: Callable[[int, int, str], None] | None = None,
                say: Callable[[str], None] | None = None) -> Iterator[dict]:
     """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
@@ -138,18 +140,21 @@ class Timing:
     time_iqr_s: float
     sm_clock_mhz: float
     outputs: Mapping[str, np.ndarray]
+    power_w: float | None
+    temperature_c: int | None
+    throttle: list[str] | None
 
 
 def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, graph: int = 0,
-              batches: int = PAIRS, seed: int = 0) -> Timing:
-    """Check a plan, time it under the steady protocol without a peer, check it again.
+              batches: int = PAIRS, seed: int = 0, protocol: str = "steady") -> Timing:
+    """Check a plan, time it under a protocol without a peer, check it again.
 
     inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
     checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
     caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
     Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
-    bench = _Bench(gpu, plan, "steady", seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
+    bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone(graph)
 
 
@@ -195,8 +200,10 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                given = self.inputs
-                drawn = check.draw(self.op, problem, "normal", rng) if given is None else {n: cupy.asarray(a) for n, a in given.items()}
+                if self.inputs is None:
+                    drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
+                else:
+                    drawn = {n: cupy.asarray(a.view(device_dtype(self.tensors[n].dtype))) for n, a in self.inputs.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -207,11 +214,13 @@ class _Bench:
             self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], 1)
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
-        pairs, clocks = self._steady(None)
+        pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
+        electric = self.monitor.summary()
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own)
+        count = graph or 1
+        return Timing(summary.time_s / count, summary.time_iqr_s / count, statistics.median(clocks), own, **electric)
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
@@ -220,10 +229,11 @@ class _Bench:
         if peer is not None:
             with gpu.stream:
                 theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+        if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)
             peer_error = check.device_error(gpu, self.op, problem, self.peer_sets[0])
-            verdict = check.judge(self.op, problem, peer_error, exact=False, peer_error=self.before)  # a peer in TF32, say, is no peer
+            verdict = check.judge_peer(self.op, problem, peer_error, self.before)  # a peer in TF32, say, is no peer
             if not verdict:
                 self.say(f"peer {peer.name} is left out, its result is not as exact as the step's: {verdict.reason}")
                 return None
@@ -288,7 +298,7 @@ class _Bench:
         return cupy.cuda.get_elapsed_time(start, end) / 1e3 / count
 
     def _sustained(self, theirs: Arm | None):
-        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours, self.ours]
+        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours]
         sizes = {id(arm): self._calls_sustained(arm) for arm in arms}
         tick, measured, clocks = self._ticker(len(arms), theirs), [], []
         self.monitor.summary()
@@ -346,7 +356,7 @@ class _Bench:
 
     def _check_on_host(self, buffers: Mapping, when: str) -> check.Error:
         """Of inputs that were given: what a set's outputs are, by NumPy; integers bit for bit."""
-        exact = all(self.tensors[name].dtype[0] in "iu" for name in self.op.outputs)
+        exact = not any(is_float(self.tensors[name].dtype) for name in self.op.outputs)
         outputs = {name: buffers[name].get() for name in self.op.outputs}
         verdict = check.compare(self.op, self.plan.problem, self.inputs, outputs, exact=exact)
         self._accept(verdict, when)
@@ -358,11 +368,10 @@ class _Bench:
 
     def _check_after(self, peer_error: check.Error | None) -> check.Error:
         """What the timed calls left: no NaN in any set that was used, and the last of those against float64."""
-        import cupy
         used = self._used_sets()
         with self.gpu.stream:
             for number, buffers in enumerate(used):
-                if not all(bool(cupy.isfinite(buffers[name]).all()) for name in self.op.outputs):
+                if not all(finite(buffers[name], self.tensors[name].dtype) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
         if self.inputs is not None:
             return self._check_on_host(used[-1], "after the timing")
@@ -386,11 +395,11 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
         versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
-    roof, share = roofline.share(op, problem, device, summary.time_s)
-    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer,
+    roof, share, measured = roofline.share(op, problem, device, summary.time_s, protocol)
+    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
-                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
-                ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                roof=roof, roof_share=share, roof_measured=measured, peer_time_s=summary.peer_time_s,
+                peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
                 source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
                 throttle=throttle, versions=versions, date=results.now())

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cudalab import includes
 from cudalab.errors import BadResults
-from cudalab.spec import KERNELS, Step, Values
+from cudalab.problem import Problem
+from cudalab.spec import KERNELS, Step
 
 KEY = ("op", "step", "shape", "dtype", "variant", "device", "peer", "protocol")
 _TEXT = ("op", "step", "dtype", "device", "protocol", "date")
@@ -202,8 +203,8 @@ def tuned_file(device: str) -> Path:
     return root() / "tuned" / f"{slug(device)}.jsonl"
 
 
-def tuned(step: Step, device: str, problem: Values) -> dict[str, int] | None:
-    """The configuration that `tune` kept for this step, device and shape, or None.
+def tuned(step: Step, device: str, problem: Problem) -> dict[str, int] | None:
+    """The configuration that `tune` kept for this step, device, shape and kind, or None.
 
     One that was found with another source of the step, or names a tunable it no longer has, does not count.
     """
@@ -211,18 +212,19 @@ def tuned(step: Step, device: str, problem: Values) -> dict[str, int] | None:
     found = None
     for where, row in _lines(file) if file.exists() else ():
         try:
-            if row["step"] == step.path and row["shape"] == dict(problem) and row["source_digest"] == source_digest(step):
+            kind = row.get("dtype", "f32"), row.get("variant")  # rows of before there were kinds lack them
+            if (row["step"], row["shape"], kind, row["source_digest"]) == (step.path, dict(problem), problem.kind, source_digest(step)):
                 found = dict(row["config"])
-        except (TypeError, KeyError, ValueError):
+        except (AttributeError, TypeError, KeyError, ValueError):
             raise BadResults(f"{where}: not a tuned configuration; repair or remove the line") from None
     return found if found is not None and set(found) <= set(step.tunables) else None
 
 
-def save_tuned(step: Step, device: str, problem: Values, config: Mapping[str, int], time_s: float) -> Path:
-    """Keep `config` as the best for this step, device and shape.  Returns the file it went to."""
+def save_tuned(step: Step, device: str, problem: Problem, config: Mapping[str, int], time_s: float) -> Path:
+    """Keep `config` as the best for this step, device, shape and kind.  Returns the file it went to."""
     file = tuned_file(device)
-    append(file, [dict(step=step.path, shape=dict(problem), device=device, config=dict(config), time_s=time_s,
-                       source_digest=source_digest(step), date=now())])
+    append(file, [dict(step=step.path, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device,
+                       config=dict(config), time_s=time_s, source_digest=source_digest(step), date=now())])
     return file
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from cudalab import check, trace_cupti
 from cudalab.errors import LabError, WrongResult
 from cudalab.launch_cost import LaunchCost, launch_cost
-from cudalab.spec import Plan, Step, Values
+from cudalab.problem import Problem
+from cudalab.spec import Plan, Step
 from cudalab.trace import Event, inside, summary
 
 CALLS = 20  # that are queued without waiting, and that one graph holds
@@ -28,7 +29,7 @@ class Traced:
 
     subject: str
     said: str
-    problem: Values
+    problem: Problem
     why: str | None
     first_s: float
     events: list[Event] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Traced:
                     graph_stream_s=graph.stream_s / count, graph_kernels=count, without_cupti=self.why)
 
 
-def run(gpu, subject: str | Step, problem: Values, *, config: Mapping[str, int] | None = None, cupti: bool = True, calls: int = CALLS,
+def run(gpu, subject: str | Step, problem: Problem, *, config: Mapping[str, int] | None = None, cupti: bool = True, calls: int = CALLS,
         seed: int = 0, progress: Callable[[int, int, str], None] | None = None) -> Traced:
     """Trace "matmul" (a problem of sgemm) or a step: its first call, its costs without any tracing, then under CUPTI one call, `calls` of
     them and a graph of as many.  Without CUPTI (cupti False, or cupti-python is missing, which `why` says) by events and host clocks.
@@ -102,14 +103,14 @@ SAID = {True: "CuPy lets no cuBLAS into a graph: there, cublasSgemm is called wi
         False: "the kernel is this lab's, and what calls the driver is cuda.bindings"}
 
 
-def _described(subject: str | Step, problem: Values, config: Mapping[str, int] | None):
+def _described(subject: str | Step, problem: Problem, config: Mapping[str, int] | None):
     from cudalab import registry
     if subject == MATMUL:
         return registry.ops()["sgemm"], None
     return subject.op, subject.plan(problem, subject.config(problem, config or {}))
 
 
-def cublas_call(problem: Values, buffers: Mapping, stream) -> Callable[[], None]:
+def cublas_call(problem: Problem, buffers: Mapping, stream) -> Callable[[], None]:
     """C = A·B by cublasSgemm straight from the library, without CuPy; it allocates nothing, so that a graph can hold it.
 
     cuBLAS documentation, "cublas<t>gemm()", "cublasSetWorkspace()".  Raises LabError where cuBLAS refuses.

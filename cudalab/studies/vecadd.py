@@ -195,8 +195,8 @@ def waves(place, progress):
         needed = -(-grid // full)
         row = dict(grid=grid, waves=grid / full, full_waves=needed, expected_share=grid / full / needed)
         if not emulated:
-            inputs = dict(x=np.ones(grid * threads, np.float32), path=np.zeros(grid * threads, np.float32),
-                          rounds=np.full(1, CHAIN, np.float32))
+            inputs = dict(x=np.ones(grid * threads, np.float32), path=np.zeros(grid * threads, np.int32),
+                          rounds=np.full(1, CHAIN, np.int32))
             row |= moved(place, plan, inputs=inputs, cold=False)
             row.pop("bandwidth_bytes_per_s")
             row["blocks_per_s"] = grid / row["time_s"]
@@ -284,8 +284,8 @@ def divergence(place, progress):
         progress(number, 2 * len(PATHS), "vecadd/divergence")
         plan = plan_of("paths/1", dict(N=size))
         # the paths of a device's sweep are spread over all that there are, so that each way has as long a way to its loop
-        chosen = (index // width % count * (PATHS[-1] // count)).astype(np.float32)
-        inputs = dict(x=x, path=chosen, rounds=np.full(1, WALK_COUNTED if emulated else WALK, np.float32))
+        chosen = (index // width % count * (PATHS[-1] // count)).astype(np.int32)
+        inputs = dict(x=x, path=chosen, rounds=np.full(1, WALK_COUNTED if emulated else WALK, np.int32))
         row = dict(branch_by=way, paths=count)
         if emulated:
             from cudalab.counted import count_plan
