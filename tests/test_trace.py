@@ -346,6 +346,6 @@ def test_without_a_gpu_there_is_the_plan(lab, tmp_path):
 def test_what_a_person_gets_wrong_is_one_line(lab, played, tmp_path):
     fails(lab("trace", "sgemm"), "is a whole ladder")
     fails(lab("trace", "matmul", "--set", "BM=64"), "has none")
-    fails(lab("trace", "step5", "--shape", "64 128"), "give one shape, not 2")
+    fails(lab("trace", "step5", "--shape", "64 128"), "give one shape and one kind, not 2")
     (tmp_path / "file").write_text("")
     fails(played("matmul", "--out", tmp_path / "file" / "x.json")[0], "cannot write")
