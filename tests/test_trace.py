@@ -276,6 +276,35 @@ def test_without_cupti_python_it_says_what_installs_it(monkeypatch):
         pass
 
 
+def test_a_run_under_cupti_has_its_parts_and_nothing_else(cupti):
+    """One call, several queued and a graph, with a device that records a launch and a kernel for each; what came before is left out."""
+    import contextlib
+    state, number = cupti, iter(range(1, 10_000))
+
+    def launch(kernels=1):
+        here, one = state.module.get_timestamp(), next(number)
+        state.records += [api(ActivityKind.DRIVER, 1, here, here + 300, one)]
+        state.records += [kernel(here + 400 + 100 * n, here + 460 + 100 * n, one) for n in range(kernels)]
+        if state.callback and state.stacks:
+            state.callback(state.userdata, 1, 1, types.SimpleNamespace(callback_site=0, correlation_id=one))
+
+    class Device(contextlib.nullcontext):
+        def synchronize(self, what):
+            pass
+    state.records, state.stacks = [], True
+    device = Device()
+    device.stream = device
+    found = traced([])
+    found = replace(found, spans={}, ways={})
+    enable = state.module.enable_callback
+    state.module.enable_callback = lambda *words: enable(*words) or setattr(state, "stacks", True)
+    trace_run._by_cupti(device, None, launch, lambda: launch(3), 3, found)
+    assert set(found.spans) == {"call", "call_wait", "queued", "queued_wait", "graph", "graph_wait"}
+    assert len([e for e in found.events if e.kind == "kernel"]) == 1 + 3 + 3 and list(found.ways) == ["sgemm(float*)"]
+    assert [e.kind for e in found.call] == ["python", "driver", "kernel"] and found.figures["launch_s"] == pytest.approx(300e-9)
+    assert valid(trace.chrome(found.events, {})) == 7
+
+
 def test_own_spans_move_to_the_thread_whose_calls_they_hold(events):
     moved = trace_run._on_one_thread([replace(e, track=1) if e.kind == "python" else e for e in events])
     assert moved == events
