@@ -10,6 +10,7 @@ from cudalab.build import build
 from cudalab.devices import NAMED
 from cudalab.emulator import Emulator
 from cudalab.studies import vecadd as studies
+from cudalab.studies import vecadd_roofs as roofs
 
 H200 = NAMED["NVIDIA H200"]
 BENCH = registry.ops()["vecadd"].shapes["bench"][0]
@@ -140,3 +141,13 @@ def test_waves_and_paths_and_launches_say_what_was_measured():
             for row in rows_of("vecadd/launch")]
     assert "costs 2.500 µs at the host's pace" in studies.conclude_launch(rows)[0] and "1.300 µs" in studies.conclude_launch(rows)[0]
     assert report.studied(registry.studies()["vecadd/launch"], rows)
+
+
+def test_the_ladder_is_held_against_two_reads_and_a_write():
+    speed = dict(read=4.5e12, write=4.5e12 / 2, add=3.3e12)
+    assert roofs.weighted(4.5e12, 4.5e12) == pytest.approx(4.5e12) and roofs.weighted(4.5e12, 2.25e12) == pytest.approx(3.375e12)
+    rows = [row | dict(time_s=1e-3, bandwidth_bytes_per_s=speed[row["what"]], roof_share=3.3 / 3.375) for row in rows_of("vecadd/roofs")]
+    assert all(row["read_sectors"] * 4 == 4096 and row["written_sectors"] * 8 == 4096 for row in rows if row["what"] == "add")
+    said = roofs.conclude(rows)
+    assert "two reads and a write, one after the other, would be 3.375 TB/s" in said[0]
+    assert said[1] == "vecadd/06_streaming reaches 3.3 TB/s, 97.8% of that."

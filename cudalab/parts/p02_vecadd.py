@@ -2,6 +2,7 @@
 
 from cudalab.expressions import cdiv
 from cudalab.spec import Launch, Op, shapes
+from cudalab.studies import vecadd_roofs
 from cudalab.studies.vecadd import STUDIES
 
 TITLE = "the programming model, by adding two vectors"
@@ -59,7 +60,7 @@ paths = Op(
 )
 
 ops = (vecadd, residency, paths)
-studies = STUDIES
+studies = (*STUDIES, vecadd_roofs.STUDY)
 
 
 @vecadd.step(1, THREADS=32)

@@ -27,12 +27,12 @@ def fit(plan: Plan, place):
     return occupancy(place.device.sm, math.prod(launch.block), kernel.registers, smem), kernel.registers
 
 
-def moved(place, plan: Plan, **more) -> dict:
+def moved(place, plan: Plan, batches: int = BATCHES, **more) -> dict:
     """Time and bandwidth of a plan on a GPU; nothing of the emulator."""
     if place.name == "emulator":
         return {}
     from cudalab.measure import time_plan
-    timing, nbytes = time_plan(place, plan, batches=BATCHES, **more), plan.step.op.bytes(plan.problem)
+    timing, nbytes = time_plan(place, plan, batches=batches, **more), plan.step.op.bytes(plan.problem)
     return dict(time_s=timing.time_s, time_iqr_s=timing.time_iqr_s, bandwidth_bytes_per_s=nbytes / timing.time_s,
                 sm_clock_mhz=timing.sm_clock_mhz)
 
