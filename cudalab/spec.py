@@ -230,8 +230,8 @@ class Op:
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
-        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, where that depends on the kind
-        a function of the problem; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.
+        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, a function of the problem
+        where that depends on the kind; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.
         dtypes, variants: those of the op that it takes, by default all.
         """
         def register(plan):
