@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudalab import includes
 from cudalab.errors import BadResults
 from cudalab.problem import Problem
 from cudalab.spec import KERNELS, Step
@@ -172,13 +173,11 @@ def save_tuned(step: Step, device: str, problem: Problem, config: Mapping[str, i
 
 
 def source_digest(step: Step) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers it includes: what a measurement belongs to."""
+    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers of ours it includes: what a measurement belongs to."""
     import hashlib
-
-    from cudalab.build import included
     text = step.source.read_bytes()
     digest = hashlib.sha256(text)
-    for _, header in sorted(included(step.source.absolute(), text)[0].items()):
+    for header in includes.headers(step.source, text)[0].values():
         digest.update(header)
     return digest.hexdigest()[:16]
 

@@ -269,29 +269,6 @@ def test_tuned_configurations_belong_to_a_kind(results_folder):
     assert results.tuned(step, "NVIDIA H200", plain) == dict(BM=64) and results.tuned(step, "NVIDIA H200", other) is None
 
 
-def test_a_measurement_belongs_to_the_headers_that_are_included(monkeypatch, tmp_path):
-    import shutil
-    from dataclasses import replace
-
-    from cudalab import build as lab
-    step = registry.resolve_step("step12")
-    shutil.copytree(step.source.parent.parent, tmp_path / "kernels")
-    step = replace(step, source=tmp_path / "kernels" / "sgemm" / step.source.name)
-    monkeypatch.setattr(lab, "COMMON", tmp_path / "kernels" / "common")
-    before = results.source_digest(step)
-    (lab.COMMON / "of_another.cuh").write_text("// new\n")
-    (lab.COMMON / "vec.cuh").write_text("// changed\n")
-    assert results.source_digest(step) == before
-    (lab.COMMON / "ptx.cuh").write_text("// changed\n")
-    assert results.source_digest(step) != before
-
-
-def test_kept_configurations_of_this_checkout_are_found(monkeypatch):
-    monkeypatch.delenv("CUDALAB_RESULTS")
-    step = registry.resolve_step("step12")
-    assert results.tuned(step, "NVIDIA H200", step.op.problem(dict(M=4096, N=4096, K=4096)))["BM"] == 128
-
-
 def test_tables_come_by_kind(step, monkeypatch, row):
     monkeypatch.setattr(registry, "ops", lambda: dict(scale=step.op))
     rows = [row(op="scale", step="scale", shape=dict(M=3, K=40), dtype=dtype, variant=variant, peer=peer, bytes=8_000_000, flops=1)

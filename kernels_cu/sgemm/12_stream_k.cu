@@ -94,6 +94,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         }
     };
 
+    bool owed = false;  // this block has left sums and not yet raised its flag
     long long begin = piece(blockIdx.x);
     const long long end = piece(blockIdx.x + 1);
     if (begin < end) open_tile(begin, end);
@@ -135,7 +136,10 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             }
         } while (--left > 0);
         cp_async_wait<0>();
-        __syncthreads();  // everyone has read the last slice: the stages are free
+        if (owed) __threadfence();  // the sums left at the end of the last tile have long been on their way
+        __syncthreads();  // everyone has read the last slice: the stages are free; those sums are visible before the flag is
+        if (owed && threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
+        owed = false;
 
         // the next tile's first slices travel while this one's sums do
         const int this_tile = tile, this_first = first, this_row = block_row, this_col = block_col;
@@ -162,14 +166,20 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             }
         }
 
-        const auto partial_of = [&](int block) { return partial + static_cast<size_t>(block) * BM * BN + threadIdx.x % GROUP; };
+        // Sums leave four at a time. Adding -0 changes no value; it moves them, so that nothing ties the registers they were
+        // summed in to one another, which would cost the main loop its free choice of banks.
+        const float minus_zero = __int_as_float(K < 0 ? 0 : 0x80000000);
+        const auto four = [&](int m, int n) {
+            return make_float4(acc[m][n] + minus_zero, acc[m][n + 1] + minus_zero, acc[m][n + 2] + minus_zero, acc[m][n + 3] + minus_zero);
+        };
+        const auto partial_of = [&](int block) {
+            return reinterpret_cast<float4*>(partial + static_cast<size_t>(block) * BM * BN) + threadIdx.x % GROUP;
+        };
         if (this_first > 0) {
 #pragma unroll
-            for (int i = 0; i < TM * TN; ++i)
-                if (i / TN % SLICES == group) partial_of(blockIdx.x)[i * GROUP] = acc[i / TN][i % TN];
-            __threadfence();
-            __syncthreads();  // all of the block's sums are visible before its flag is
-            if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
+            for (int i = 0; i < TM * TN; i += 4)
+                if (i / TN % SLICES == group) partial_of(blockIdx.x)[i / 4 * GROUP] = four(i / TN, i % TN);
+            owed = true;
         } else {
             for (int block = blockIdx.x + 1; piece(block) < static_cast<long long>(this_tile + 1) * slices; ++block) {
                 if (threadIdx.x == 0) {
@@ -179,30 +189,51 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 }
                 __syncthreads();  // the flag was seen before anyone reads the sums
 #pragma unroll
-                for (int i = 0; i < TM * TN; ++i)
-                    if (i / TN % SLICES == group) acc[i / TN][i % TN] += __ldcg(&partial_of(block)[i * GROUP]);
-            }
-            // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
-            float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
-#pragma unroll
-            for (int m = 0; m < TM; ++m) {
-                if (m % SLICES != group) continue;
-#pragma unroll
-                for (int n = 0; n < TN; ++n) rows[lane_m * (WN + 1) + n / 4 * 4 * LANES_N + lane_n * 4 + n % 4] = acc[m][n];
-                __syncwarp();  // the rows are complete
-#pragma unroll
-                for (int i = 0; i < LANES_M * WN; i += 32) {
-                    const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
-                    const int col = this_col + warp_n + i % WN + lane;
-                    if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
+                for (int i = 0; i < TM * TN; i += 4) {
+                    if (i / TN % SLICES != group) continue;
+                    const float4 sums = __ldcg(&partial_of(block)[i / 4 * GROUP]);
+                    acc[i / TN][i % TN] += sums.x, acc[i / TN][i % TN + 1] += sums.y;
+                    acc[i / TN][i % TN + 2] += sums.z, acc[i / TN][i % TN + 3] += sums.w;
                 }
-                __syncwarp();  // the rows are read: the next four may take their place
+            }
+            if constexpr (VEC_N == 4) {
+#pragma unroll
+                for (int i = 0; i < TM * TN; i += 4) {
+                    const int m = i / TN, n = i % TN;
+                    if (m % SLICES != group) continue;
+                    const int row = this_row + warp_m + m / 4 * 4 * LANES_M + lane_m * 4 + m % 4;
+                    const int col = this_col + warp_n + n * LANES_N + lane_n * 4;
+                    if (row < M && col < columns)
+                        *reinterpret_cast<float4*>(C + static_cast<size_t>(row) * N + col) = four(m, n);
+                }
+            } else {
+                // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
+                float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
+#pragma unroll
+                for (int m = 0; m < TM; ++m) {
+                    if (m % SLICES != group) continue;
+#pragma unroll
+                    for (int n = 0; n < TN; ++n) rows[lane_m * (WN + 1) + n / 4 * 4 * LANES_N + lane_n * 4 + n % 4] = acc[m][n];
+                    __syncwarp();  // the rows are complete
+#pragma unroll
+                    for (int i = 0; i < LANES_M * WN; i += 32) {
+                        const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
+                        const int col = this_col + warp_n + i % WN + lane;
+                        if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
+                    }
+                    __syncwarp();  // the rows are read: the next four may take their place
+                }
             }
         }
         if (!AHEAD) {
             __syncthreads();  // everyone is done with shared memory: the next tile's slices may land
             if (begin < end) open_tile(begin, end);
         }
+    }
+    if (owed) {
+        __threadfence();
+        __syncthreads();  // all of the block's sums are visible before its flag is
+        if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
     }
 }
 
