@@ -1,0 +1,52 @@
+// Loads and stores of data that is used once, so that the caches keep what is used again.
+// Hint: 0 none; 1 evict first (.cs); 2 no place in L1; 3 the same, and L2 fetches 256 bytes at once.
+#pragma once
+
+#include "types.cuh"
+
+template <int Hint, int Count, typename Type>
+__device__ __forceinline__ Pack<Type, Count> read(const Type* memory) {
+    if constexpr (sizeof(Pack<Type, Count>) < 16 || Hint == 0) {
+        return *reinterpret_cast<const Pack<Type, Count>*>(memory);
+    } else {
+        Pack<Type, Count> pack;
+        unsigned* w = reinterpret_cast<unsigned*>(&pack);
+        if constexpr (Hint == 1)
+            asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
+        else if constexpr (Hint == 2)
+            asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
+        else
+            asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
+        return pack;
+    }
+}
+
+template <int Hint, typename Type, int Count>
+__device__ __forceinline__ void write(Type* memory, const Pack<Type, Count>& pack) {
+    if constexpr (sizeof(Pack<Type, Count>) < 16 || Hint == 0) {
+        *reinterpret_cast<Pack<Type, Count>*>(memory) = pack;
+    } else {
+        const unsigned* w = reinterpret_cast<const unsigned*>(&pack);
+        asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(memory), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+    }
+}
+
+// As many elements -infinity.
+template <int Count>
+__device__ __forceinline__ Pack<element, Count> lowest() {
+    Pack<element, Count> pack;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) pack.at[i] = convert<element>(minus_infinity());
+    return pack;
+}
+
+// As many zeros.
+template <int Count>
+__device__ __forceinline__ Pack<element, Count> zeros() {
+    Pack<element, Count> pack;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) pack.at[i] = convert<element>(0.0f);
+    return pack;
+}
