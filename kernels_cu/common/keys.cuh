@@ -13,4 +13,11 @@ __device__ __forceinline__ unsigned long long placed(unsigned key, unsigned plac
     return static_cast<unsigned long long>(key) << 32 | (0xffffffffu - place);
 }
 
+// The largest of a warp's, by its integer reductions: first the key, then the place of those who have it.
+__device__ __forceinline__ unsigned long long largest_of_warp(unsigned long long own) {
+    const unsigned key = static_cast<unsigned>(own >> 32), largest = __reduce_max_sync(0xffffffffu, key);
+    return static_cast<unsigned long long>(largest) << 32
+           | __reduce_max_sync(0xffffffffu, key == largest ? static_cast<unsigned>(own) : 0u);
+}
+
 __device__ __forceinline__ long long place_of(unsigned long long placed) { return 0xffffffffu - static_cast<unsigned>(placed); }
