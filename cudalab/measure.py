@@ -169,8 +169,12 @@ class _Bench:
         gpu, problem = self.gpu, self.plan.problem
         theirs, peer_error = None, None
         if peer is not None:
-            with gpu.stream:
-                theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            try:
+                with gpu.stream:
+                    theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            except LabError as error:
+                self.say(f"peer {peer.name} is left out at {problem}: {error}")
+                return None
         if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)

@@ -41,7 +41,7 @@ layernorm = Op(
     rate="bytes",
     kinds=("normal",),
     samples=(dict(x=0, y=0),),
-    peers=("copy", "cupy"),
+    peers=("copy",),
     shapes=rows.SHAPES,
 )
 

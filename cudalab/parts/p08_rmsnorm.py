@@ -28,7 +28,7 @@ rmsnorm = Op(
     rate="bytes",
     kinds=("normal",),
     samples=(dict(x=0, y=0),),
-    peers=("copy", "cupy"),
+    peers=("copy",),
     shapes=rows.SHAPES,
 )
 

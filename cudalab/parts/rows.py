@@ -33,56 +33,56 @@ def packed(p):
     return i64(p.N), i64(p.N)
 
 
-def widths(p):
-    """The numbers of elements that one instruction may move along rows of N: 1, 2, 4, … while they stay aligned, 16 bytes at most."""
-    return tuple(2**i for i in range(math.gcd(p.N, 16 // itemsize(p.dtype)).bit_length()))
-
-
 def widest(p):
-    return widths(p)[-1]
+    """Elements of the widest load: as many as 16 bytes hold and rows of N keep aligned."""
+    return math.gcd(p.N, 16 // itemsize(p.dtype))
 
 
 def check_width(p, c):
     """Raises BadConfig for VEC elements that rows of N do not keep aligned."""
-    if c.VEC not in widths(p):
-        raise BadConfig(f"VEC={c.VEC}: rows of {p.N} elements of {p.dtype} can move {', '.join(map(str, widths(p)))} at once")
+    if widest(p) % c.VEC:
+        raise BadConfig(f"VEC={c.VEC}: rows of {p.N} elements of {p.dtype} can move {widest(p)} at once, or 1, 2, 4 where that is fewer")
 
 
-def packs(p):
-    """Loads of the widest kind that a row takes."""
-    return cdiv(p.N, widest(p))
+def packs(p, vec=None):
+    """Loads that a row takes, of the widest kind unless it is said how many elements each moves."""
+    return cdiv(p.N, vec or widest(p))
 
 
-def lanes(p):
-    """Threads of a row in one block: a power of 2 up to a warp, then whole warps, so that each has about four packs of it."""
-    wanted = cdiv(packs(p), 4)
-    return 1 << (wanted - 1).bit_length() if wanted <= 32 else min(1024, 32 * cdiv(wanted, 32))
+def lanes(p, vec=None):
+    """Threads of a row in one block: one a pack up to a warp, then whole warps that have about four packs a thread."""
+    count = packs(p, vec)
+    return 1 << (count - 1).bit_length() if count <= 32 else min(1024, 32 * cdiv(count, 128))
 
 
-def rows_of_block(p):
+def rows_of_block(p, vec=None):
     """Rows of a block, so that short ones make 128 threads together."""
-    return max(1, 128 // lanes(p)) if lanes(p) <= 32 else 1
+    return max(1, 128 // lanes(p, vec)) if lanes(p, vec) <= 32 else 1
 
 
-def blocks_of_row(p):
+def blocks_of_row(p, vec=None):
     """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it."""
-    return next((blocks for blocks in (2, 4) if packs(p) <= 5 * 512 * blocks), 8)
+    return next((blocks for blocks in (2, 4) if packs(p, vec) <= 5 * 512 * blocks), 8)
 
 
-def lanes_of_cluster(p):
+def lanes_of_cluster(p, vec=None):
     """Threads of each block of the cluster: few that have five packs each, or where the row is longer, 1024 or as many as make eight."""
-    share = cdiv(packs(p), blocks_of_row(p))
+    share = cdiv(packs(p, vec), blocks_of_row(p, vec))
     return next((threads for threads in (128, 256, 512) if share <= 5 * threads), min(1024, 32 * cdiv(cdiv(share, 8), 32)))
+
+
+def fits(p, vec, threads):
+    """Whether the registers of so many threads hold a row."""
+    return cdiv(packs(p, vec), threads) * max(4, vec * itemsize(p.dtype)) <= 4 * REGISTERS
 
 
 def check_held(p, c, threads):
     """Raises BadShape for a row that the registers of its threads cannot hold, BadConfig where VECS packs a thread are not what it takes."""
     check_width(p, c)
-    needed = cdiv(cdiv(p.N, c.VEC), threads)
-    if needed * max(4, c.VEC * itemsize(p.dtype)) > 4 * REGISTERS:
+    if not fits(p, c.VEC, threads):
         raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the registers of {threads} threads: take a later step")
-    if c.VECS != needed:
-        raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {needed} packs of {c.VEC} each")
+    if c.VECS != cdiv(packs(p, c.VEC), threads):
+        raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {cdiv(packs(p, c.VEC), threads)} packs of {c.VEC} each")
 
 
 def check_shared(p):
@@ -93,11 +93,26 @@ def check_shared(p):
 
 # Tunables.  LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VEC: elements of a load, VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
-IN_REGISTERS = dict(LANES=lanes, VEC=widest, VECS=lambda p: cdiv(packs(p), lanes(p)), ROWS=rows_of_block, BLOCKS=1, HINT=2)
+def in_registers(p, vec):
+    """How a row is spread over a block, for loads of so many elements."""
+    return dict(LANES=lanes(p, vec), VEC=vec, VECS=cdiv(packs(p, vec), lanes(p, vec)), ROWS=rows_of_block(p, vec))
+
+
+def across(p, vec):
+    """How a row is spread over a cluster."""
+    blocks, threads = blocks_of_row(p, vec), lanes_of_cluster(p, vec)
+    return dict(CLUSTER=blocks, LANES=threads, VEC=vec, VECS=cdiv(packs(p, vec), blocks * threads))
+
+
+def by_default(spread, *names):
+    """Tunables that are what `spread` says for the widest loads."""
+    return {name: lambda p, name=name: spread(p, widest(p))[name] for name in names}
+
+
+IN_REGISTERS = by_default(in_registers, "LANES", "VEC", "VECS", "ROWS") | dict(BLOCKS=1, HINT=2)
 TUNE_REGISTERS = dict(LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 544, 576, 640, 768, 1024),
                       VEC=(1, 2, 4, 8), VECS=tuple(range(1, 33)), ROWS=(1, 2, 4, 8, 16, 32, 64, 128), BLOCKS=(1,), HINT=(0, 1, 2, 3))
-ACROSS = dict(CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VEC=widest,
-              VECS=lambda p: cdiv(packs(p), blocks_of_row(p) * lanes_of_cluster(p)), BLOCKS=1, HINT=2)
+ACROSS = by_default(across, "CLUSTER", "LANES", "VEC", "VECS") | dict(BLOCKS=1, HINT=2)
 TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 768, 800, 1024), VEC=(1, 2, 4, 8),
                    VECS=tuple(range(1, 33)), BLOCKS=(1, 2, 3, 4), HINT=(0, 1, 2, 3))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
