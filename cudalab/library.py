@@ -164,13 +164,15 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
     if rows.packs(problem, vec) <= LONG_ROW or sm < 90 and rows.fits(problem, vec, 1024):
-        return resolve_step(f"{name}/registers"), rows.in_registers(problem, vec)
-    if sm >= 90 and rows.fits(problem, vec, 8 * 1024):
-        return resolve_step(f"{name}/cluster"), rows.across(problem, vec)
-    if problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
-        return resolve_step(f"{name}/shared"), dict(VEC=vec)
-    return resolve_step(dict(softmax="softmax/online", rmsnorm="rmsnorm/two_passes", layernorm="layernorm/welford")[name]), \
-        {} if name == "rmsnorm" else dict(VEC=vec)
+        idea = "registers"
+    elif sm >= 90 and rows.fits(problem, vec, 8 * 1024):
+        idea = "cluster"
+    elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
+        idea = "shared"
+    else:
+        idea = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")[name]
+    step = resolve_step(f"{name}/{idea}")
+    return step, dict(VEC=vec) if "VEC" in step.tunables else {}
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device

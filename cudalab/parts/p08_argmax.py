@@ -37,9 +37,8 @@ def block_a_row(p, c):
     yield Launch("argmax", grid=p.M, block=c.THREADS, args=("x", "index", "M", "N", i64(p.N)))
 
 
-@argmax.step(2, LANES=lambda p: min(512, rows.lanes(p)), VEC=rows.widest, LOADS=4, ROWS=rows.rows_of_block, HINT=2,
-             tune=dict(LANES=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS, ROWS=(1, 2, 4, 8, 16, 32, 64, 128),
-                       HINT=(0, 1, 2, 3)), zero=("HINT",))
+@argmax.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2,
+             tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2, 3)), zero=("HINT",))
 def keys(p, c):
     rows.check_width(p, c)
     yield Launch("argmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=("x", "index", "M", "N", i64(p.N)))
@@ -47,11 +46,11 @@ def keys(p, c):
 
 def parts_of_row(p):
     """Blocks that share a row: so many that a device is full, but that each has a pack for every thread."""
-    return max(1, min(cdiv(528, p.M), cdiv(rows.packs(p), 256)))
+    return max(1, min(cdiv(528, p.M), cdiv(rows.packs(p, rows.widest(p)), 256)))
 
 
 @argmax.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=4, HINT=2,
-             tune=dict(SPLIT=(1, 2, 4, 8, 9, 12, 16, 24, 32, 37, 64, 75, 128, 149), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
+             tune=dict(SPLIT=(1, 2, 4, 8, 9, 16, 32, 63, 66, 75, 128, 149, 528), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
                        HINT=(0, 1, 2, 3)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
@@ -62,7 +61,7 @@ def split(p, c):
 
 def loads_of_cluster(p):
     """Loads of a thread that are under way together: all it has, up to eight."""
-    return min(8, cdiv(rows.packs(p), 8 * 512))
+    return min(8, cdiv(rows.packs(p, rows.widest(p)), 8 * 512))
 
 
 @argmax.step(4, min_sm=90, CLUSTER=8, LANES=512, VEC=rows.widest, LOADS=loads_of_cluster, HINT=2,

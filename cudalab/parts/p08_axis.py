@@ -63,9 +63,8 @@ def block_a_row(p, c):
     yield Launch("axis", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@axis.step(2, LANES=lambda p: min(512, rows.lanes(p)), VEC=rows.widest, LOADS=4, ROWS=rows.rows_of_block, HINT=2, variants=LAST,
-           tune=dict(LANES=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3),
-                     ROWS=(1, 2, 4, 8, 16, 32, 64, 128)), zero=("HINT",))
+@axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2, variants=LAST,
+           tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
 def packs(p, c):
     rows.check_width(p, c)
     yield Launch("axis", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
@@ -73,11 +72,11 @@ def packs(p, c):
 
 def parts_of_row(p):
     """Blocks that share a row: so many that a device is full, but that each has a pack for every thread."""
-    return max(1, min(cdiv(1056, p.M), cdiv(rows.packs(p), 256)))
+    return max(1, min(cdiv(1056, p.M), cdiv(rows.packs(p, rows.widest(p)), 256)))
 
 
 @axis.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=4, HINT=2, variants=LAST,
-           tune=dict(SPLIT=(1, 2, 4, 8, 16, 32, 64, 128), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8),
+           tune=dict(SPLIT=(1, 2, 4, 8, 17, 32, 64, 128), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8),
                      HINT=(0, 1, 2, 3)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
@@ -93,7 +92,7 @@ def thread_a_column(p, c):
 
 def wide(p):
     """Threads beside each other: a warp, or as many as there are packs in a row."""
-    return next(threads for threads in (1, 2, 4, 8, 16, 32) if threads >= min(32, rows.packs(p)))
+    return next(threads for threads in (1, 2, 4, 8, 16, 32) if threads >= min(32, rows.packs(p, rows.widest(p))))
 
 
 def stacked(p):
@@ -103,7 +102,7 @@ def stacked(p):
 
 
 @axis.step(5, WIDE=wide, DEEP=lambda p: 256 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
-           tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256), SLABS=(1, 2, 4, 8, 16, 32, 64, 128), VEC=(1, 2, 4, 8),
+           tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256), SLABS=(1, 2, 4, 8, 9, 17, 33, 66, 128, 264, 528, 1056), VEC=(1, 2, 4, 8),
                      LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
 def slabs(p, c):
     rows.check_width(p, c)

@@ -65,7 +65,7 @@ def welford(p, c):
 
 @layernorm.step(3, **rows.IN_REGISTERS, EARLY=0, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def registers(p, c):
-    rows.check_held(p, c, c.LANES)
+    rows.check_held(p, c)
     yield Launch("layernorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
 
 
@@ -78,5 +78,5 @@ def shared(p, c):
 
 @layernorm.step(5, min_sm=90, **rows.ACROSS, EARLY=0, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def cluster(p, c):
-    rows.check_held(p, c, c.LANES * c.CLUSTER)
+    rows.check_held(p, c)
     yield Launch("layernorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))

@@ -46,7 +46,7 @@ def two_passes(p, c):
 
 @rmsnorm.step(2, **rows.IN_REGISTERS, EARLY=1, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def registers(p, c):
-    rows.check_held(p, c, c.LANES)
+    rows.check_held(p, c)
     yield Launch("rmsnorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
 
 
@@ -59,5 +59,5 @@ def shared(p, c):
 
 @rmsnorm.step(4, min_sm=90, **rows.ACROSS, EARLY=1, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def cluster(p, c):
-    rows.check_held(p, c, c.LANES * c.CLUSTER)
+    rows.check_held(p, c)
     yield Launch("rmsnorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))

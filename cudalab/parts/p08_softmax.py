@@ -64,7 +64,7 @@ def online(p, c):
 
 @softmax.step(4, **rows.IN_REGISTERS, tune=rows.TUNE_REGISTERS, zero=("HINT",))
 def registers(p, c):
-    rows.check_held(p, c, c.LANES)
+    rows.check_held(p, c)
     yield Launch("softmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
 
 
@@ -77,5 +77,5 @@ def shared(p, c):
 
 @softmax.step(6, min_sm=90, **rows.ACROSS, tune=rows.TUNE_ACROSS, zero=("HINT",))
 def cluster(p, c):
-    rows.check_held(p, c, c.LANES * c.CLUSTER)
+    rows.check_held(p, c)
     yield Launch("softmax", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))

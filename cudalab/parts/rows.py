@@ -44,31 +44,36 @@ def check_width(p, c):
         raise BadConfig(f"VEC={c.VEC}: rows of {p.N} elements of {p.dtype} can move {widest(p)} at once, or 1, 2, 4 where that is fewer")
 
 
-def packs(p, vec=None):
-    """Loads that a row takes, of the widest kind unless it is said how many elements each moves."""
-    return cdiv(p.N, vec or widest(p))
+def packs(p, vec):
+    """Loads of `vec` elements that a row takes."""
+    return cdiv(p.N, vec)
 
 
-def lanes(p, vec=None):
+def lanes(p, c):
     """Threads of a row in one block: one a pack up to a warp, then whole warps that have about four packs a thread."""
-    count = packs(p, vec)
+    count = packs(p, c.VEC)
     return 1 << (count - 1).bit_length() if count <= 32 else min(1024, 32 * cdiv(count, 128))
 
 
-def rows_of_block(p, vec=None):
+def rows_of_block(p, c):
     """Rows of a block, so that short ones make 128 threads together."""
-    return max(1, 128 // lanes(p, vec)) if lanes(p, vec) <= 32 else 1
+    return max(1, 128 // c.LANES) if c.LANES <= 32 else 1
 
 
-def blocks_of_row(p, vec=None):
+def blocks_of_row(p, c):
     """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it."""
-    return next((blocks for blocks in (2, 4) if packs(p, vec) <= 5 * 512 * blocks), 8)
+    return next((blocks for blocks in (2, 4) if packs(p, c.VEC) <= 5 * 512 * blocks), 8)
 
 
-def lanes_of_cluster(p, vec=None):
+def lanes_of_cluster(p, c):
     """Threads of each block of the cluster: few that have five packs each, or where the row is longer, 1024 or as many as make eight."""
-    share = cdiv(packs(p, vec), blocks_of_row(p, vec))
+    share = cdiv(packs(p, c.VEC), c.CLUSTER)
     return next((threads for threads in (128, 256, 512) if share <= 5 * threads), min(1024, 32 * cdiv(cdiv(share, 8), 32)))
+
+
+def held(p, c):
+    """Packs of a row that each of its threads holds."""
+    return cdiv(packs(p, c.VEC), c.LANES * c.get("CLUSTER", 1))
 
 
 def fits(p, vec, threads):
@@ -76,13 +81,14 @@ def fits(p, vec, threads):
     return cdiv(packs(p, vec), threads) * max(4, vec * itemsize(p.dtype)) <= 4 * REGISTERS
 
 
-def check_held(p, c, threads):
+def check_held(p, c):
     """Raises BadShape for a row that the registers of its threads cannot hold, BadConfig where VECS packs a thread are not what it takes."""
     check_width(p, c)
+    threads = c.LANES * c.get("CLUSTER", 1)
     if not fits(p, c.VEC, threads):
         raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the registers of {threads} threads: take a later step")
-    if c.VECS != cdiv(packs(p, c.VEC), threads):
-        raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {cdiv(packs(p, c.VEC), threads)} packs of {c.VEC} each")
+    if c.VECS != held(p, c):
+        raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {held(p, c)} packs of {c.VEC} each")
 
 
 def check_shared(p):
@@ -91,29 +97,12 @@ def check_shared(p):
         raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the shared memory of a block: take another step")
 
 
-# Tunables.  LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VEC: elements of a load, VECS: loads of a
+# Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
-def in_registers(p, vec):
-    """How a row is spread over a block, for loads of so many elements."""
-    return dict(LANES=lanes(p, vec), VEC=vec, VECS=cdiv(packs(p, vec), lanes(p, vec)), ROWS=rows_of_block(p, vec))
-
-
-def across(p, vec):
-    """How a row is spread over a cluster."""
-    blocks, threads = blocks_of_row(p, vec), lanes_of_cluster(p, vec)
-    return dict(CLUSTER=blocks, LANES=threads, VEC=vec, VECS=cdiv(packs(p, vec), blocks * threads))
-
-
-def by_default(spread, *names):
-    """Tunables that are what `spread` says for the widest loads."""
-    return {name: lambda p, name=name: spread(p, widest(p))[name] for name in names}
-
-
-IN_REGISTERS = by_default(in_registers, "LANES", "VEC", "VECS", "ROWS") | dict(BLOCKS=1, HINT=2)
-TUNE_REGISTERS = dict(LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 544, 576, 640, 768, 1024),
-                      VEC=(1, 2, 4, 8), VECS=tuple(range(1, 33)), ROWS=(1, 2, 4, 8, 16, 32, 64, 128), BLOCKS=(1,), HINT=(0, 1, 2, 3))
-ACROSS = by_default(across, "CLUSTER", "LANES", "VEC", "VECS") | dict(BLOCKS=1, HINT=2)
-TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 768, 800, 1024), VEC=(1, 2, 4, 8),
-                   VECS=tuple(range(1, 33)), BLOCKS=(1, 2, 3, 4), HINT=(0, 1, 2, 3))
+IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
+TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2, 3))
+ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=1, HINT=2)
+TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 768, 800, 1024), BLOCKS=(1, 2, 3, 4),
+                   HINT=(0, 1, 2, 3))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2, 3))
