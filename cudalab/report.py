@@ -60,21 +60,93 @@ def problem_text(problem: Problem) -> str:
     return case_text(dict(shape=problem, dtype=problem.dtype, variant=problem.variant))
 
 
-def rate_unit(op: str) -> str:
-    """What an op's speed is given in, by its name; one that is no longer there counted operations."""
-    from cudalab.registry import ops
-    return "GB/s" if op in ops() and ops()[op].rate == "bytes" else "TFLOP/s"
+def rate_unit(row: Mapping) -> str:
+    """What a row's speed is counted in: bytes where memory is its roof."""
+    return "TB/s" if row.get("roof") == "dram" else "TFLOP/s"
+
+
+def rate(row: Mapping, time: str = "time_s") -> float | None:
+    """A row's speed in its unit (time: of ours, or "peer_time_s"); None where there is no such time."""
+    if not row.get(time):
+        return None
+    return row["bytes" if rate_unit(row) == "TB/s" else "flops"] / row[time] / 1e12
 
 
 def rate_text(row: Mapping, time: str = "time_s") -> str:
-    """The rate of a row in its op's unit (time: of ours, or "peer_time_s")."""
-    if not row.get(time):
+    value = rate(row, time)
+    return "-" if value is None else number_text(value, rate_unit(row))
+
+
+def number_text(value: float, unit: str) -> str:
+    """A speed without its unit: 51.3 of TFLOP/s, 4.384 of TB/s."""
+    return f"{value:.3f}" if unit == "TB/s" and value >= 0.1 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def rate_column(rows: Iterable[Mapping], time: str = "time_s") -> tuple[str, list[str]]:
+    """Heading and cells of a column of speeds; the unit stands in the cells where it differs between them."""
+    rows = list(rows)
+    units = list(dict.fromkeys(map(rate_unit, rows)))
+    if len(units) == 1:
+        return units[0], [rate_text(row, time) for row in rows]
+    return "rate", [f"{rate_text(row, time)} {rate_unit(row)}" for row in rows]
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes in powers of 1024, as sizes of memories are: 4096 -> 4 KiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count:.4g} B"
+
+
+def scaled_text(value: float, unit: str) -> str:
+    """A rate in powers of 1000: 4.549e12, "B/s" -> 4.549 TB/s."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+# how a field of a study is shown, by the end of its name: the first that fits
+STUDY_UNITS = (("_bytes_per_s", lambda v: scaled_text(v, "B/s")), ("_flops_per_s", lambda v: scaled_text(v, "FLOP/s")),
+               ("_flop_per_s", lambda v: scaled_text(v, "FLOP/s")), ("_per_s", lambda v: scaled_text(v, "/s")), ("_bytes", bytes_text),
+               ("_cycles", lambda v: f"{v:.1f}"), ("_share", lambda v: f"{v:.1%}"), ("_mhz", lambda v: f"{v:.0f} MHz"),
+               ("_w", lambda v: f"{v:.0f} W"), ("_c", lambda v: f"{v:.0f} °C"), ("_s", time_text))
+
+
+def study_cell(name: str, value) -> str:
+    """A field of a study's row as text, by the unit in its name; "-" where there is none."""
+    if value is None:
         return "-"
-    if rate_unit(row["op"]) == "GB/s":
-        rate = row["bytes"] / row[time] / 1e9
-        return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
-    rate = row["flops"] / row[time] / 1e12
-    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    for ending, text in STUDY_UNITS:
+        if name.endswith(ending):
+            return text(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def study_head(name: str) -> str:
+    """The heading of a field: its name without the unit that the cells show."""
+    ending = next((ending for ending, _ in STUDY_UNITS if name.endswith(ending) and ending != "_cycles"), "")
+    return name.removesuffix(ending).replace("_", " ")
+
+
+def study_table(columns: Sequence[str], rows: Sequence[Mapping]) -> tuple[list[list[str]], list[str], list[int]]:
+    """Cells, headings and the numbers of the columns of text, of those columns that any row has."""
+    names = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    left = [i for i, name in enumerate(names) if any(isinstance(row.get(name), str) for row in rows)]
+    return [[study_cell(name, row.get(name)) for name in names] for row in rows], list(map(study_head, names)), left
+
+
+def studied(study, rows: Sequence[Mapping]) -> str:
+    """A study's rows as a table, and what follows from them."""
+    cells, heads, left = study_table(study.columns, rows)
+    sentences = [fold(sentence) for sentence in study.conclusions(rows)]
+    parts = [f"{study.name}: {study.title}; on {rows[0]['device']}", table(cells, heads, left), "\n".join(sentences)]
+    return "\n\n".join(filter(None, parts))
 
 
 def ratio_text(value: float | None) -> str:
@@ -89,12 +161,10 @@ def measured(rows: Iterable[Mapping]) -> str:
     """The table of measured rows: ours beside the peer, with the share of the roof; the protocol where it is not always steady."""
     rows = list(rows)
     more = ("protocol",) if any(r["protocol"] != "steady" for r in rows) else ()
-    units = list(dict.fromkeys(rate_unit(r["op"]) for r in rows))
-    behind = [f" {rate_unit(r['op'])}" if len(units) > 1 else "" for r in rows]
-    lines = [(f"{r['op']}/{r['step']}", case_text(r), rate_text(r) + unit, share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
+    unit, rates = rate_column(rows)
+    lines = [(f"{r['op']}/{r['step']}", case_text(r), speed, share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
               time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more))
-             for r, unit in zip(rows, behind)]
-    unit = units[0] if len(units) == 1 else "rate"
+             for r, speed in zip(rows, rates)]
     return table(lines, ("step", "shape", unit, "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
 
 

@@ -153,7 +153,6 @@ class Op:
     Both get the problem too, as `p`, if they have a parameter of that name; only its kind counts, where inputs are cut to a sample.
     depth: problem -> number of terms that one output element sums.  unit: problem -> unit roundoff of the accumulator.
     flops, bytes: problem -> floating-point operations, bytes of compulsory traffic (each input read once, each output written once).
-    rate: which of the two its speed is given in.
     samples: ways to cut the problem down to a part that NumPy can check: tensor name -> axis along which it is cut; or a function of the
     problem that gives them.  kinds: of input, see `check`; draw(tensor, problem, kind, rng) makes an input of its own kind of kind, as
     float32 of the generator's module, or gives None where the usual will do.
@@ -177,7 +176,6 @@ class Op:
     dtypes: tuple[str, ...] = ("f32",)
     variants: tuple[str | None, ...] = (None,)
     unit: Callable[[Problem], float] = lambda p: 2.0**-24
-    rate: str = "flops"
     kinds: tuple[str, ...] = ("normal", "integers")
     draw: Callable | None = None
     steps: list["Step"] = field(default_factory=list)

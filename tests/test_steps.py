@@ -1,6 +1,7 @@
 """Every step of every ladder, as data and as text: launches, tunables, and what its `.cu` promises a reader.  No GPU, no compiler."""
 
 import collections
+import itertools
 import math
 import re
 
@@ -157,7 +158,7 @@ def test_tunables_reach_the_source(step):
 
 @every_step
 def test_zero_is_taken_where_it_has_a_meaning(step):
-    for problem in step.problems("bench"):
+    for problem in few(step, "bench"):
         default = step.config(problem)
         for name in step.tunables:
             if name in step.zero:
@@ -170,14 +171,15 @@ def test_zero_is_taken_where_it_has_a_meaning(step):
 
 @every_step
 def test_tune_space_holds_the_default(step):
-    for problem in step.problems("bench"):
+    for problem in few(step, "bench"):
         default = step.config(problem)
         for name, values in step.tune.items():
             assert name in step.tunables and len(set(values)) == len(values)
             assert default[name] in values
         if step.tune:
             legal, refused = tune.space(step, problem, {}, sample=20)
-            assert legal[0].config == default and min(20, tune.size(step, {})) <= len(legal) + refused <= 21
+            sampled = min(20, tune.size(step, {}))
+            assert legal[0].config == default and sampled <= len(legal) + refused <= sampled + 1
             assert len({plan.config for plan in legal}) == len(legal)
 
 
@@ -224,7 +226,7 @@ def test_header_states_no_number_of_another_place(step):
     """Values of tunables belong to the step function, results to the benchmark; prose repeats neither."""
     prose = re.sub(r"steps? \d+", "", "\n".join(step.header))
     assert not NUMBERS_OF_RESULTS.search(prose), NUMBERS_OF_RESULTS.search(prose)
-    owned = {str(step.config(problem)[name]) for problem in step.problems("bench") for name in step.tunables if not name.startswith("VEC")}
+    owned = {str(step.config(problem)[name]) for problem in few(step, "bench") for name in step.tunables if not name.startswith("VEC")}
     assert not owned & set(re.findall(r"(?<![\w*.-])\d+(?![\w*.-])", prose)) - {"1", "2", "4"}
 
 

@@ -19,7 +19,6 @@ argmax = Op(
     depth=lambda p: 1,
     flops=lambda p: p.M * p.N,
     bytes=lambda p: itemsize(p.dtype) * p.M * p.N + 8 * p.M,
-    rate="bytes",
     samples=(dict(x=0, index=0),),
     peers=("read", "cupy"),
     shapes=dict(

@@ -42,7 +42,6 @@ axis = Op(
     depth=lambda p: 8 + joined(p),
     flops=lambda p: p.M * p.N,
     bytes=lambda p: itemsize(p.dtype) * (p.M * p.N + p.M * p.N // joined(p)),
-    rate="bytes",
     samples=lambda p: (dict(x=1 - along(p), y=0),),
     peers=("read", "cupy"),
     shapes=dict(

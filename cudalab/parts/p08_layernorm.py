@@ -38,7 +38,6 @@ layernorm = Op(
     depth=rows.added_in_order,
     flops=lambda p: 8 * p.M * p.N,
     bytes=lambda p: rows.moved(p) + 2 * itemsize(p.dtype) * p.N,
-    rate="bytes",
     kinds=("normal",),
     samples=(dict(x=0, y=0),),
     peers=("copy",),

@@ -19,7 +19,6 @@ reduce = Op(
     depth=lambda p: 32 + p.N // 2**16,  # what one thread adds in order; the rest is a tree
     flops=lambda p: p.N,
     bytes=lambda p: itemsize(p.dtype) * p.N,
-    rate="bytes",
     samples=(dict(total=0),),
     peers=("read", "cupy"),
     shapes=dict(

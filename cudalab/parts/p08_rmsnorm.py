@@ -25,7 +25,6 @@ rmsnorm = Op(
     depth=rows.added_in_order,
     flops=lambda p: 4 * p.M * p.N,
     bytes=lambda p: rows.moved(p) + itemsize(p.dtype) * p.N,
-    rate="bytes",
     kinds=("normal",),
     samples=(dict(x=0, y=0),),
     peers=("copy",),

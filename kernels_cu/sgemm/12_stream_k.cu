@@ -2,10 +2,11 @@
 //
 // Before: whole tiles were handed out, so the last round of blocks left multiprocessors idle.
 // Now: the slices of all tiles are lined up, tile after tile, and cut into one equal piece a block. A block whose piece
-// starts inside a tile leaves its sums in `partial` and raises its flag; the block with the tile's first slice waits for
-// those flags, adds the sums in a fixed order, so that every run gives the same bits, and stores the tile. A block works on
-// its piece from the front and so gives before it waits: nobody waits for a block that waits itself.
-// The next tile's first slices are copied while this tile's sums are stored.
+// starts inside a tile leaves its sums in `partial` and raises its flag a tile later, when they have long arrived; the block
+// with the tile's first slice waits for those flags, adds the sums in a fixed order, so that every run gives the same bits,
+// and stores the tile. A block works on its piece from the front and so gives before it waits: nobody waits for a block that
+// waits itself. The next tile's first slices are copied while this tile's sums are stored.
+// Where B's rows are not aligned to 16 bytes, sgemm_align copies them first to where they are: four times fewer copies then.
 // A few columns past the last full tile would cost a column of tiles: sgemm_fringe takes them, one warp a row of C.
 // A block owns one BM x BN tile of C after another; inside it is step 11.
 // Limited now by: the register banks. A 16-byte read from shared memory writes four registers through the ports that the
@@ -23,7 +24,8 @@ constexpr int PER_ROW_A = THREADS / BM, PER_ROW_B = THREADS / DEPTH;  // threads
 constexpr int RUN_A = DEPTH / PER_ROW_A;                              // neighbours of A's row that a thread copies
 constexpr bool AHEAD = SLICES == 1;  // the next tile's copies start before this one's sums are stored
 constexpr int LOADS_A = TM / 4, LOADS = LOADS_A + TN / 4;             // 16-byte reads that one k needs
-constexpr int FRINGE_THREADS = 256;
+constexpr int FRINGE_THREADS = 256, ALIGN_THREADS = 256;
+constexpr bool DIRECT = VEC_N == 4 && !ALIGN && !RAGGED;  // C is stored 16 bytes at a time, where that makes whole lines
 
 static_assert(BM % WM == 0 && TM % 4 == 0, "TM: a multiple of 4, and the warp's 4 * TM rows divide BM");
 static_assert(BN % WN == 0 && TN % 4 == 0, "TN: a multiple of 4, and the warp's 8 * TN columns divide BN");
@@ -39,7 +41,7 @@ static_assert(SPACING >= 1 && LEAD + (LOADS - 1) * SPACING < TM * TN, "LEAD, SPA
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* __restrict__ partial,
-      int* __restrict__ flags, int M, int N, int K, int columns) {
+      int* __restrict__ flags, int M, int N, int K, int columns, int pitch) {
     extern __shared__ __align__(16) float shared[];
     float* const ends = AHEAD ? shared + STAGES * STAGE / 4 : shared;  // room for sums on their way out of a tile
     const unsigned base = shared_address(shared);
@@ -74,7 +76,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i, k_b < k_left && block_col + col_b + i < columns);
         }
         from_a += DEPTH;
-        from_b += static_cast<size_t>(DEPTH) * N;
+        from_b += static_cast<size_t>(DEPTH) * pitch;
         k_left -= DEPTH;
     };
     const auto open_tile = [&](long long begin, long long end) {  // its first slices are on their way when this returns
@@ -85,7 +87,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         block_row = (band * RASTER + in_band % height) * BM, block_col = in_band / height * BN;
         // rows past C's last are copies of it, and never stored
         from_a = A + static_cast<size_t>(min(block_row + row_a, M - 1)) * K + first * DEPTH + k_a;
-        from_b = B + static_cast<size_t>(first * DEPTH + k_b) * N + block_col + col_b;
+        from_b = B + static_cast<size_t>(first * DEPTH + k_b) * pitch + block_col + col_b;
         k_left = K - first * DEPTH;
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i) {
@@ -123,8 +125,9 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                     if (k == BK - 1 && i == LEAD) {
                         cp_async_wait<STAGES - 2>();
                         __syncthreads();  // the next slice has landed for everyone, and everyone has read this one
+                        --left;
                         filling = reading;
-                        if (left > 1) reading = reading == (STAGES - 1) * STAGE ? 0 : reading + STAGE;
+                        if (left > 0) reading = reading == (STAGES - 1) * STAGE ? 0 : reading + STAGE;
                         sA = from_sa + reading;
                         sB = from_sb + reading;
                     }
@@ -134,7 +137,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                     else acc[m][n] = fmaf(rA[k % 2][m], rB[k % 2][n], acc[m][n]);
                 }
             }
-        } while (--left > 0);
+        } while (left > 0);
         cp_async_wait<0>();
         if (owed) __threadfence();  // the sums left at the end of the last tile have long been on their way
         __syncthreads();  // everyone has read the last slice: the stages are free; those sums are visible before the flag is
@@ -172,13 +175,11 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         const auto four = [&](int m, int n) {
             return make_float4(acc[m][n] + minus_zero, acc[m][n + 1] + minus_zero, acc[m][n + 2] + minus_zero, acc[m][n + 3] + minus_zero);
         };
-        const auto partial_of = [&](int block) {
-            return reinterpret_cast<float4*>(partial + static_cast<size_t>(block) * BM * BN) + threadIdx.x % GROUP;
-        };
+        const auto partial_of = [&](int block) { return partial + static_cast<size_t>(block) * BM * BN + threadIdx.x % GROUP; };
         if (this_first > 0) {
 #pragma unroll
-            for (int i = 0; i < TM * TN; i += 4)
-                if (i / TN % SLICES == group) partial_of(blockIdx.x)[i / 4 * GROUP] = four(i / TN, i % TN);
+            for (int i = 0; i < TM * TN; ++i)
+                if (i / TN % SLICES == group) partial_of(blockIdx.x)[i * GROUP] = acc[i / TN][i % TN];
             owed = true;
         } else {
             for (int block = blockIdx.x + 1; piece(block) < static_cast<long long>(this_tile + 1) * slices; ++block) {
@@ -189,14 +190,10 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 }
                 __syncthreads();  // the flag was seen before anyone reads the sums
 #pragma unroll
-                for (int i = 0; i < TM * TN; i += 4) {
-                    if (i / TN % SLICES != group) continue;
-                    const float4 sums = __ldcg(&partial_of(block)[i / 4 * GROUP]);
-                    acc[i / TN][i % TN] += sums.x, acc[i / TN][i % TN + 1] += sums.y;
-                    acc[i / TN][i % TN + 2] += sums.z, acc[i / TN][i % TN + 3] += sums.w;
-                }
+                for (int i = 0; i < TM * TN; ++i)
+                    if (i / TN % SLICES == group) acc[i / TN][i % TN] += __ldcg(&partial_of(block)[i * GROUP]);
             }
-            if constexpr (VEC_N == 4) {
+            if constexpr (DIRECT) {
 #pragma unroll
                 for (int i = 0; i < TM * TN; i += 4) {
                     const int m = i / TN, n = i % TN;
@@ -235,6 +232,14 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         __syncthreads();  // all of the block's sums are visible before its flag is
         if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
     }
+}
+
+// The first `columns` columns of B, and zeros up to `pitch`, a multiple of 4: every row starts at a multiple of 16 bytes.
+extern "C" __global__ void __launch_bounds__(ALIGN_THREADS)
+sgemm_align(const float* __restrict__ B, float* __restrict__ aligned, int N, int columns, int pitch) {
+    const size_t k = blockIdx.x;
+#pragma unroll 8
+    for (int col = threadIdx.x; col < pitch; col += ALIGN_THREADS) aligned[k * pitch + col] = col < columns ? B[k * N + col] : 0;
 }
 
 // The columns of C from `columns` on, which are few: each warp takes one row of A past all of them.
