@@ -36,7 +36,7 @@ def list_(op, as_json):
     for part in parts:
         click.echo(f"{part['part']}: {part['title']}")
         for o in part["ops"]:
-            click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}")
+            click.echo("\n" + report.fold(f"{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}"))
             click.echo(_steps(o["steps"], report))
         if part["studies"]:
             click.echo("\n" + study_lines(part["studies"], report))
