@@ -17,7 +17,7 @@ import numpy as np
 
 from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
-from cudalab.dtypes import device_dtype, finite, is_float
+from cudalab.dtypes import bits, device_dtype, finite, is_float, numpy_dtype
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
@@ -145,16 +145,17 @@ class Timing:
     throttle: list[str] | None
 
 
-def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS,
-              seed: int = 0, protocol: str = "steady") -> Timing:
+def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, graph: int = 0,
+              batches: int = PAIRS, seed: int = 0, protocol: str = "steady") -> Timing:
     """Check a plan, time it under a protocol without a peer, check it again.
 
     inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
     checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
-    caches keep them.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
+    Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
     bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
-    return bench.alone()
+    return bench.alone(graph)
 
 
 def versions(gpu=None, driver: str | None = None) -> dict:
@@ -199,15 +200,16 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                if self.inputs is None:
-                    drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
-                else:
-                    drawn = {n: cupy.asarray(a.view(device_dtype(self.tensors[n].dtype))) for n, a in self.inputs.items()}
+                given, kind = self.inputs, self.op.kinds[0]
+                drawn = check.draw(self.op, problem, kind, rng) if given is None else {n: self._placed(n, a) for n, a in given.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
-    def alone(self) -> Timing:
-        """The plan timed by itself."""
+    def alone(self, graph: int) -> Timing:
+        """The plan timed by itself, by stream or (graph > 0) that many times in a CUDA graph."""
+        if graph:
+            what = self.plan.step.path
+            self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], 1)
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
         pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
@@ -215,15 +217,25 @@ class _Bench:
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own, **electric)
+        return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own, **electric)
+
+    def _placed(self, name: str, array: np.ndarray):
+        """A given input on the device; its bits, for CuPy knows not every type."""
+        import cupy
+        dtype = self.tensors[name].dtype
+        return cupy.asarray(bits(np.ascontiguousarray(array, numpy_dtype(dtype)))).view(device_dtype(dtype))
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
         gpu, problem = self.gpu, self.plan.problem
         theirs, peer_error = None, None
         if peer is not None:
-            with gpu.stream:
-                theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            try:
+                with gpu.stream:
+                    theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            except LabError as error:
+                self.say(f"peer {peer.name} is left out at {problem}: {error}")
+                return None
         if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)

@@ -24,7 +24,7 @@ UNKNOWN = dict.fromkeys(("time_s", "source", "rate_per_s", "share", "limit", "sh
 def place(step: Step, problem: Problem, known: Mapping[str, Roof]) -> dict:
     """A step by its op's own count of work; no time is in it yet."""
     op = step.op
-    compute, flops, traffic = roofline.compute_roof(op, problem, known), op.flops(problem), roofline.traffic(op, problem)
+    compute, flops, traffic = roofline.compute_roof(problem, known), op.flops(problem), roofline.traffic(op, problem)
     return dict(kernel=step.path, shape=problem_text(problem), dtype=problem.dtype, variant=problem.variant, phase=None, count=1,
                 **_floor(flops, *traffic, compute, known))
 

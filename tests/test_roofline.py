@@ -84,13 +84,13 @@ def test_an_op_is_under_the_roof_of_its_own_units():
     known = roofline.architecture(H200)
     tensor, read = registry.ops()["roof_tensor"], registry.ops()["roof_read"]
     sizes = dict(M=64, N=64, K=64, R=2)
-    assert [roofline.compute_roof(tensor, tensor.problem(sizes, dtype), known) for dtype in tensor.dtypes] == [
+    assert [roofline.compute_roof(tensor.problem(sizes, dtype), known) for dtype in tensor.dtypes] == [
         "bf16", "f16", "tf32", "fp8", "int8"]
-    assert roofline.compute_roof(read, read.problem(dict(H=2, W=2, R=1)), known) == "fp32"
+    assert roofline.compute_roof(read.problem(dict(H=2, W=2, R=1)), known) == "fp32"
     fma = registry.ops()["roof_fma"]
-    assert roofline.compute_roof(fma, fma.problem(dict(T=2, J=2, R=1), "f64"), known) == "fp64"
+    assert roofline.compute_roof(fma.problem(dict(T=2, J=2, R=1), "f64"), known) == "fp64"
     without = {name: roof for name, roof in known.items() if name != "fp8"}
-    assert roofline.compute_roof(tensor, tensor.problem(sizes, "fp8_e4m3"), without) == "fp32"
+    assert roofline.compute_roof(tensor.problem(sizes, "fp8_e4m3"), without) == "fp32"
 
 
 def test_counted_work_is_held_against_tensor_cores_and_fp64():

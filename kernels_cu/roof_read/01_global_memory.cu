@@ -6,7 +6,7 @@
 // Limited now by: what the level that holds the matrix delivers; this is its roof.
 
 #include "stamp.cuh"
-#include "stream.cuh"
+#include "hints.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) roof_read(const float* X, float* S, unsigned long long* stamps,
                                                                         int H, int W, int R) {
