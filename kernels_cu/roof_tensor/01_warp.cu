@@ -1,16 +1,16 @@
 // A warp's matrix instructions on operands that stay in registers: C = A B^T, R times over.
 //
-// A warp owns 16 TILES_M rows and 8 TILES_N columns of C, a block WARPS warps, one below the other.  A warp's rows of A and columns of B,
-// all of K (STEPS instructions deep), are in its registers before the clock starts; then TILES_M * TILES_N sums run side by side, none of
-// them waiting for another.  Every pass starts its sums from zero, so that the result is that of one pass.
+// A warp owns TILES_M by TILES_N tiles of C, as large as one instruction sums, a block WARPS warps, one below the other.  A warp's rows of
+// A and of B, all of K (STEPS instructions deep), are in its registers before the clock starts; then TILES_M * TILES_N tiles are summed
+// side by side, none of them waiting for another.  Every pass starts its sums from zero, so that the result is that of one pass.
 // Limited now by: the tensor cores as mma.sync reaches them, or the warps that feed them; this is its roof.
 
 #include "elements.cuh"
 #include "mma.cuh"
 #include "stamp.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) roof_mma(const void* A, const void* B, float* C, unsigned long long* stamps,
-                                                                  int M, int N, int K, int R) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) roof_tensor(const void* A, const void* B, Operand::sum* C,
+                                                                     unsigned long long* stamps, int M, int N, int K, int R) {
     const int lane = threadIdx.x % 32, down = (M + 16 * TILES_M * WARPS - 1) / (16 * TILES_M * WARPS);
     const int row = (blockIdx.x % down * WARPS + threadIdx.x / 32) * 16 * TILES_M, column = blockIdx.x / down * 8 * TILES_N;
     constexpr int WORD = 4 / Operand::bytes;  // elements of four bytes
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) roof_mma(const void* A,
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int y = row + m * 16 + lane / 4 + i / 2 * 8, x = column + n * 8 + lane % 4 * 2 + i % 2;
-                if (y < M && x < N) C[static_cast<long long>(y) * N + x] = static_cast<float>(d[m][n][i]);
+                if (y < M && x < N) C[static_cast<long long>(y) * N + x] = d[m][n][i];
             }
     if (threadIdx.x == 0) store_stamps(stamps, start, end);
 }
