@@ -17,7 +17,7 @@ import numpy as np
 
 from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
-from cudalab.dtypes import device_dtype, finite, is_float
+from cudalab.dtypes import bits, device_dtype, finite, is_float, numpy_dtype
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
@@ -201,10 +201,8 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                if self.inputs is None:
-                    drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
-                else:
-                    drawn = {n: cupy.asarray(a.view(device_dtype(self.tensors[n].dtype))) for n, a in self.inputs.items()}
+                given, kind = self.inputs, self.op.kinds[0]
+                drawn = check.draw(self.op, problem, kind, rng) if given is None else {n: self._placed(n, a) for n, a in given.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -220,16 +218,25 @@ class _Bench:
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        count = graph or 1
-        return Timing(summary.time_s / count, summary.time_iqr_s / count, statistics.median(clocks), own, **electric)
+        return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own, **electric)
+
+    def _placed(self, name: str, array: np.ndarray):
+        """A given input on the device; its bits, for CuPy knows not every type."""
+        import cupy
+        dtype = self.tensors[name].dtype
+        return cupy.asarray(bits(np.ascontiguousarray(array, numpy_dtype(dtype)))).view(device_dtype(dtype))
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
         gpu, problem = self.gpu, self.plan.problem
         theirs, peer_error = None, None
         if peer is not None:
-            with gpu.stream:
-                theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            try:
+                with gpu.stream:
+                    theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            except LabError as error:
+                self.say(f"peer {peer.name} is left out at {problem}: {error}")
+                return None
         if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)

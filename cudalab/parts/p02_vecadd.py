@@ -37,7 +37,6 @@ vecadd = _sum("vecadd", "C = A + B, two vectors in FP32", ("cupy_add",), "268435
 residency = _sum("residency", "C = A + B with fewer blocks a multiprocessor", (), "134217728")
 
 
-
 def small_integers(tensor, problem, kind, rng):
     """A path of thirty-two for every element, and a few rounds."""
     largest = dict(path=31, rounds=8).get(tensor.name)
