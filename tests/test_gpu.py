@@ -139,7 +139,8 @@ def test_numpy_and_cupy_measure_the_same_error(gpu):
 def test_each_peer_is_measured_beside_a_step(gpu, peer):
     if peer.missing():
         pytest.skip(peer.missing())
-    step, problem = SGEMM.steps[-1], SGEMM.problem(dict(M=512, N=512, K=512))
+    op = ops()[peer.ops[0]]
+    step, problem = op.steps[-1], op.problem(dict.fromkeys(op.dims, 512))
     runnable(gpu, step, problem)
     seen = []
     (row,) = measure.bench_step(gpu, step, problem, peers=[peer], progress=lambda done, total, what: seen.append((done, total)))
