@@ -94,7 +94,7 @@ def compare(op: Op, problem: Values, inputs: Mapping, outputs: Mapping, *, exact
 
 def judge(op: Op, problem: Values, error: Error, *, exact: bool, peer_error: Error | None = None) -> Verdict:
     """The verdict on an error that was measured."""
-    unit = float(np.finfo(DTYPES[op.dtype]).eps) / 2
+    unit = 0.0 if exact else float(np.finfo(DTYPES[op.dtype]).eps) / 2
     root = float(op.depth(problem)) ** 0.5
     bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * unit * root, RMS_BOUND * unit * root)
     if peer_error is not None and not exact:

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudalab import check, results, roofline
+import numpy as np
+
+from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
@@ -127,11 +129,45 @@ def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | 
     yield from found
 
 
+@dataclass(frozen=True)
+class Timing:
+    """One plan timed by itself.  time_s, time_iqr_s: a call, median and interquartile range over the batches.  outputs: the NumPy arrays of
+    those outputs that the step has beside its op's (cycles that a kernel counted, say), as the last call left them."""
+
+    time_s: float
+    time_iqr_s: float
+    sm_clock_mhz: float
+    outputs: Mapping[str, np.ndarray]
+
+
+def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS,
+              seed: int = 0) -> Timing:
+    """Check a plan, time it under the steady protocol without a peer, check it again.
+
+    inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
+    checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
+    caches keep them.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    """
+    bench = _Bench(gpu, plan, "steady", seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
+    return bench.alone()
+
+
+def versions(gpu=None, driver: str | None = None) -> dict:
+    """What measures: versions by name; of the driver (its CUDA and its own) and CuPy where there is a gpu."""
+    common = dict(nvrtc=nvrtc.version(), python=".".join(map(str, sys.version_info[:3])))
+    if gpu is None:
+        return common
+    import cupy
+    return dict(cuda_driver=gpu.device.driver, driver=driver, cupy=cupy.__version__, **common)
+
+
 class _Bench:
     """The buffers and the state of one step's timing on one problem."""
 
-    def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say):
+    def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say, *,
+                 inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS):
         self.gpu, self.plan, self.op, self.protocol, self.seed, self.say = gpu, plan, plan.step.op, protocol, seed, say
+        self.inputs, self.cold, self.batches = inputs, cold, batches
         self.progress = progress or (lambda done, total, what: None)
         gpu.synchronize(plan.step.path)  # a context that an earlier kernel lost is said before anything else fails for it
         self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
@@ -150,7 +186,7 @@ class _Bench:
         outputs = [t for t in self.tensors.values() if t.role == "out"]
         extra = [t for name, t in self.plan.tensors.items() if name not in self.tensors]
         one_call = sum(t.nbytes for t in self.tensors.values())
-        count = set_count(one_call, gpu.device.l2_bytes)
+        count = set_count(one_call, gpu.device.l2_bytes) if self.cold else 1
         needed = count * (one_call + with_peer * sum(t.nbytes for t in outputs)) + sum(t.nbytes for t in extra)
         gpu.require(needed, f"{self.plan.step.path} at {problem} ({count} rotating {'set' if count == 1 else 'sets'} of buffers)")
         scratch = gpu.allocate(extra, str(problem))
@@ -158,9 +194,20 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                drawn = check.draw(self.op, problem, "normal", rng)
+                given = self.inputs
+                drawn = check.draw(self.op, problem, "normal", rng) if given is None else {n: cupy.asarray(a) for n, a in given.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
+
+    def alone(self) -> Timing:
+        """The plan timed by itself."""
+        for buffers in self.sets:
+            self.gpu.poison(self.tensors.values(), buffers, ("out",))
+        pairs, clocks = self._steady(None)
+        self._check_after(None)
+        summary, last = summarise(pairs), self._used_sets()[-1]
+        own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
+        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own)
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
@@ -200,7 +247,7 @@ class _Bench:
         alternate(batch_of_ours, batch_of_peer, 1, lambda: None)  # brings the clocks up
         clocks.clear()
         self.monitor.summary()
-        return alternate(batch_of_ours, batch_of_peer, PAIRS, self._ticker(PAIRS, theirs)), clocks
+        return alternate(batch_of_ours, batch_of_peer, self.batches, self._ticker(self.batches, theirs)), clocks
 
     def _ticker(self, total: int, theirs: Arm | None) -> Callable[[], None]:
         done = iter(range(1, total + 1))
@@ -287,18 +334,34 @@ class _Bench:
         """Poison, run once, check: sampled rows and columns by NumPy, the whole by CuPy."""
         self.gpu.poison(self.plan.tensors.values(), self.sets[0])
         self._run_once(self.ours, 0)
+        if self.inputs is not None:
+            return self._check_on_host(self.sets[0], "before the timing")
         verdict = check.check_on_device(self.gpu, self.op, self.plan.problem, self.sets[0], seed=self.seed)
         self._accept(verdict, "before the timing")
         return check.Error(verdict.error, verdict.rms)
 
+    def _check_on_host(self, buffers: Mapping, when: str) -> check.Error:
+        """Of inputs that were given: what a set's outputs are, by NumPy; integers bit for bit."""
+        exact = all(self.tensors[name].dtype[0] in "iu" for name in self.op.outputs)
+        outputs = {name: buffers[name].get() for name in self.op.outputs}
+        verdict = check.compare(self.op, self.plan.problem, self.inputs, outputs, exact=exact)
+        self._accept(verdict, when)
+        return check.Error(verdict.error, verdict.rms)
+
+    def _used_sets(self) -> list:
+        """The sets that timed calls have written."""
+        return self.sets[:min(len(self.sets), max(1, QUEUE // self.ours.launches))]
+
     def _check_after(self, peer_error: check.Error | None) -> check.Error:
         """What the timed calls left: no NaN in any set that was used, and the last of those against float64."""
         import cupy
-        used = self.sets[:min(len(self.sets), max(1, QUEUE // self.ours.launches))]
+        used = self._used_sets()
         with self.gpu.stream:
             for number, buffers in enumerate(used):
                 if not all(bool(cupy.isfinite(buffers[name]).all()) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
+        if self.inputs is not None:
+            return self._check_on_host(used[-1], "after the timing")
         error = check.device_error(self.gpu, self.op, self.plan.problem, used[-1])
         self._accept(check.judge(self.op, self.plan.problem, error, exact=False, peer_error=peer_error), "after the timing")
         return error
@@ -308,14 +371,10 @@ class _Bench:
             raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}, {when}: {verdict.reason}")
 
     def _row(self, peer: Peer | None, theirs: Arm | None, summary: Summary, clocks, error, peer_error) -> dict:
-        import cupy
-        from cuda.bindings import nvrtc
-        _, major, minor = nvrtc.nvrtcVersion()
-        versions = dict(cuda_driver=self.gpu.device.driver, driver=self.monitor.driver, nvrtc=f"{major}.{minor}", cupy=cupy.__version__,
-                        python=".".join(map(str, sys.version_info[:3])), peer=(peer.version() or None) if peer else None)
+        known = dict(versions(self.gpu, self.monitor.driver), peer=(peer.version() or None) if peer else None)
         return row(self.plan, self.gpu.device, peer.name if peer else None, self.protocol, summary, error=error.max,
                    peer_error=peer_error.max if peer_error else None, peer_note=getattr(theirs.calls[0], "note", None) if theirs else None,
-                   seed=self.seed, sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=versions)
+                   seed=self.seed, sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=known)
 
 
 def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Summary, *, error: float, peer_error: float | None,
