@@ -69,17 +69,16 @@ def _timed(step: Step, pattern: np.ndarray, elements: int, sectors: float, gpu) 
 def _conclude(rows: Sequence[Mapping]) -> list[str]:
     by_name = {row["pattern"]: row for row in rows}
     first, wide, anywhere = (by_name[name] for name in ("stride 1", f"stride {STRIDES[-1]}", "anywhere"))
-    sentences = [f"A warp's 32 loads of 4 bytes ask for {first['sectors_per_request']:.0f} sectors as neighbours, for "
-                 f"{by_name['stride 8']['sectors_per_request']:.0f} from a stride of 8 on, for {by_name['shifted by 1']['sectors_per_request']:.0f} "
-                 f"where they are shifted off a sector's start; backwards is as good as forwards "
-                 f"({by_name['backwards']['sectors_per_request']:.0f})."]
+    sectors = {name: f"{row['sectors_per_request']:.0f}" for name, row in by_name.items()}
+    sentences = [f"A warp's 32 loads of 4 bytes ask for {sectors['stride 1']} sectors as neighbours, for {sectors['stride 8']} from a "
+                 f"stride of 8 on, for {sectors['shifted by 1']} shifted off a sector's start, for {sectors['backwards']} backwards."]
     if first.get("time_s") is None:
         return sentences
     knee = max(rows, key=lambda row: row["sector_bytes_per_s"])
     return sentences + [
-        f"Useful bytes: {scaled_text(first['useful_bytes_per_s'], 'B/s')} as neighbours, {scaled_text(wide['useful_bytes_per_s'], 'B/s')} at "
-        f"stride {STRIDES[-1]} (x {wide['time_s'] / first['time_s']:.1f} the time), {scaled_text(anywhere['useful_bytes_per_s'], 'B/s')} anywhere "
-        f"(x {anywhere['time_s'] / first['time_s']:.1f}).",
+        f"Useful bytes: {scaled_text(first['useful_bytes_per_s'], 'B/s')} as neighbours, "
+        f"{scaled_text(wide['useful_bytes_per_s'], 'B/s')} at stride {STRIDES[-1]} (x {wide['time_s'] / first['time_s']:.1f} the time), "
+        f"{scaled_text(anywhere['useful_bytes_per_s'], 'B/s')} anywhere (x {anywhere['time_s'] / first['time_s']:.1f}).",
         f"Sectors move at up to {scaled_text(knee['sector_bytes_per_s'], 'B/s')} ({knee['pattern']}); from a stride of 8 to one of 16 "
         f"the sectors asked for stay the same and time grows by x "
         f"{by_name['stride 16']['time_s'] / by_name['stride 8']['time_s']:.2f}: DRAM hands out more than the sector that is asked for."]
@@ -91,7 +90,8 @@ def _plot(axes, rows: Sequence[Mapping]) -> None:
     values = [row["useful_bytes_per_s"] / 1e12 if timed else row["sectors_per_request"] for row in rows]
     axes.barh(names, values, color="#9fb8cf", height=0.7)
     for place, (row, value) in enumerate(zip(rows, values)):
-        axes.annotate(f"{row['sectors_per_request']:.3g} sectors", (value, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(f"{row['sectors_per_request']:.3g} sectors", (value, place), xytext=(4, 0), textcoords="offset points", va="center",
+                      fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel("useful bytes, TB/s; beside the bars: sectors that a request asks for" if timed else "sectors a request")

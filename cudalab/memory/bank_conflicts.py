@@ -77,9 +77,10 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
         sentences.append(sentence + ".")
     if "load_cycles" in rows[0]:
         off = max(rows, key=lambda row: abs(row["load_cycles"] / row["wavefronts"] - 1))
-        sentences.append(f"Cycles over counted wavefronts: {off['load_cycles'] / off['wavefronts']:.2f} where they differ most ({off['width_bytes']} "
-                         f"bytes, {off['places']}). The most that shared memory gave: {max(row['bytes_per_cycle'] for row in rows):.0f} bytes a cycle "
-                         f"and multiprocessor.")
+        most = max(row["bytes_per_cycle"] for row in rows)
+        sentences.append(f"Cycles over counted wavefronts: {off['load_cycles'] / off['wavefronts']:.2f} where they differ most "
+                         f"({off['width_bytes']} bytes, {off['places']}). The most that shared memory gave: {most:.0f} bytes a cycle and "
+                         f"multiprocessor.")
     return sentences
 
 

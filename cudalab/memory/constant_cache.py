@@ -16,7 +16,8 @@ COARSE, FINE = 3, 4
 
 def study(chain: Step) -> Study:
     return Study("memory/constant_cache", "latency of a load from the constant bank over the size of what is walked through",
-                 lambda place, progress: _measure(chain, place, progress), ("working_set_bytes", "latency_cycles", "hops", "flops"),
+                 lambda place, progress: _measure(chain, place, progress),
+                 ("working_set_bytes", "latency_cycles", "hops", "warp_instructions"),
                  _plot, _conclude)
 
 
@@ -40,8 +41,10 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
     if rows[0].get("latency_cycles") is None:
         return ["Every chain leads to the right line. Cycles need a GPU."]
     found = knees.plateaus([row["working_set_bytes"] for row in rows], [row["latency_cycles"] for row in rows])
-    sentences = [f"{level.cost:.1f} cycles from {bytes_text(level.first)} to {bytes_text(level.last)}"
-                 + (f": a cache of between that and {bytes_text(level.beyond)}." if level.beyond else ", the end of the bank.") for level in found]
+    sentences = []
+    for level in found:
+        end = f": a cache of between that and {bytes_text(level.beyond)}" if level.beyond else ", the end of the bank"
+        sentences.append(f"{level.cost:.1f} cycles from {bytes_text(level.first)} to {bytes_text(level.last)}{end}.")
     return sentences + ["A hop is a load and the addition that makes the next one's address."]
 
 

@@ -44,7 +44,7 @@ def plateaus(sizes: Sequence[float], costs: Sequence[float], flat: float = FLAT,
 
 def _grow(points, start: int, flat: float) -> int:
     """One past the last point of the plateau that starts there."""
-    def inside(index: int, level: float) -> bool:
+    def inside(index: int, level: float, flat: float = flat) -> bool:
         return index < len(points) and abs(points[index][1] / level - 1) <= flat
     end = start + 1
     while end < len(points):
@@ -52,7 +52,7 @@ def _grow(points, start: int, flat: float) -> int:
         if not inside(end, level) and not (inside(end + 1, level) and inside(end + 2, level)):
             break
         grown = statistics.median(cost for _, cost in points[start:end + 1])
-        if not inside(start, grown):  # the level drifts away from where it began: a slope, not a plateau
+        if not inside(start, grown, 1.5 * flat):  # the level drifts away from where it began: a slope, not a plateau
             break
         end += 1
     return end

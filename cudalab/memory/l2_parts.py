@@ -41,8 +41,8 @@ def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
 def histogram(latency: np.ndarray, sm: np.ndarray) -> Iterator[dict]:
     """Rows of bars.  latency: cycles, a row for each block, a column for each line; sm: the multiprocessor of each block.
 
-    Every row has what holds for all: the multiprocessors seen, those on side A, means of near and far (equal where there are no two groups),
-    the share of near pairs, and how often two multiprocessors of one side, and of different sides, agree about a line.
+    Every row has what holds for all: the multiprocessors seen, those on side A, means of near and far (equal where there are no two
+    groups), the share of near pairs, and how often two multiprocessors of one side, and of different sides, agree about a line.
     """
     edge = threshold(latency)
     near, far = latency[latency <= edge].mean(), latency[latency > edge].mean() if (latency > edge).any() else latency.mean()
@@ -52,8 +52,9 @@ def histogram(latency: np.ndarray, sm: np.ndarray) -> Iterator[dict]:
     side_a = agreement[0] >= 0.5 if split else np.ones(len(latency), bool)
     same = side_a[:, None] == side_a[None, :]
     off = ~np.eye(len(latency), dtype=bool)
-    common = dict(multiprocessors=len(np.unique(sm)), side_a_multiprocessors=int(side_a.sum()), near_cycles=float(near if split else latency.mean()),
-                  far_cycles=float(far if split else latency.mean()), near_share=float(is_near.mean()) if split else 1.0,
+    near, far = (near, far) if split else (latency.mean(), latency.mean())
+    common = dict(multiprocessors=len(np.unique(sm)), side_a_multiprocessors=int(side_a.sum()), near_cycles=float(near),
+                  far_cycles=float(far), near_share=float(is_near.mean()) if split else 1.0,
                   same_side_share=_mean(agreement[same & off]), other_side_share=_mean(agreement[~same]))
     bars = np.floor(latency / BIN).astype(int)
     for bar in range(bars.min(), bars.max() + 1):
@@ -95,8 +96,8 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
         return sentences + ["All multiprocessors agree which lines are near: L2 is one part to them."]
     return sentences + [
         f"The multiprocessors form two sides, of {row['side_a_multiprocessors']} and "
-        f"{row['multiprocessors'] - row['side_a_multiprocessors']}: two of one side agree about a line in {row['same_side_share']:.0%} of all "
-        f"cases, two of different sides in {row['other_side_share']:.0%}."]
+        f"{row['multiprocessors'] - row['side_a_multiprocessors']}: two of one side agree about a line in {row['same_side_share']:.0%} of "
+        f"all cases, two of different sides in {row['other_side_share']:.0%}."]
 
 
 def _plot(axes, rows: Sequence[Mapping]) -> None:

@@ -24,9 +24,9 @@ PAGE_STRIDE = PAGE + 5 * LINE  # a page further and to another set of the caches
 MOST_PAGES = 2**15
 EMULATED = (1, 2, 8, 32, 128)  # lines
 
-# compute capability -> bytes that L1 and shared memory have together: CUDA C++ Programming Guide, "Compute Capabilities", unified data cache
-UNIFIED = {80: 192 * 1024, 86: 128 * 1024, 87: 192 * 1024, 89: 128 * 1024, 90: 256 * 1024, 100: 256 * 1024, 103: 256 * 1024, 120: 128 * 1024,
-           121: 128 * 1024}
+# compute capability -> bytes that L1 and shared memory have together: CUDA C++ Programming Guide, "Compute Capabilities", the sizes of the
+# unified data cache
+UNIFIED = {sm: kb * 1024 for sm, kb in {80: 192, 86: 128, 87: 192, 89: 128, 90: 256, 100: 256, 103: 256, 120: 128, 121: 128}.items()}
 
 
 def study(through_caches: Step, shared: Step) -> Study:
@@ -141,6 +141,7 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
     ours = {(name, "address"): level.cost for name, level in found}
     ours |= {("shared", hop): _single(rows, "shared", hop) for hop in ("address", "index")}
     ours |= {("L1", "index"): _single(rows, "through L1", "index"), ("L2", "index"): _single(rows, "past L1", "index")}
+    ours[("DRAM", "index")] = ours.get(("DRAM", "address"))  # a few instructions among hundreds of cycles
     return sentences + _comparison(ours)
 
 
@@ -186,8 +187,8 @@ def _reason(one: published.Published, value: float, ours: Mapping[tuple[str, str
     by_address = ours.get((one.level, "address"))
     if one.level in ("L1", "shared") and by_address and ours.get((one.level, "index")):
         step = ours[one.level, "index"] - by_address
-        return (f"the address arithmetic of a hop by index is {step:.1f} cycles here ({by_address:.1f} without it), and whoever computes it "
-                f"in more or fewer instructions has another figure")
+        return (f"the address arithmetic of a hop by index is {step:.1f} cycles here ({by_address:.1f} without it), and whoever computes "
+                f"it in more or fewer instructions has another figure")
     if one.level == "DRAM":
         return "DRAM's time is its own, so that cycles scale with the clock, and the memory of these devices differs (HBM2e, HBM3, HBM3e)"
     return "lines lie nearer to some multiprocessors than to others: memory/l2_parts shows the spread on this device"
@@ -204,7 +205,8 @@ def _conclude_reach(rows: Sequence[Mapping]) -> list[str]:
     for level in found:
         if level.beyond:
             sentences.append(f"{level.cost:.0f} cycles while the lines lie in up to {level.last:.0f} pages of 2 MiB "
-                             f"({bytes_text(level.last * PAGE_STRIDE)}), more from {level.beyond:.0f} on: so far a level of the TLB reaches.")
+                             f"({bytes_text(level.last * PAGE_STRIDE)}), more from {level.beyond:.0f} on: so far a level of the TLB "
+                             f"reaches.")
         else:
             sentences.append(f"{level.cost:.0f} cycles from {level.first:.0f} pages to the end of the curve.")
     return sentences or [f"Latency climbs from {min(row['latency_cycles'] for row in rows):.0f} to {top:.0f} cycles without a plateau."]

@@ -3,7 +3,9 @@
 Bank conflicts are counted in the SASS wherever the study runs; the rate comes from a device.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from cudalab import measure, register_banks, sass
 from cudalab.build import build
@@ -16,27 +18,29 @@ from cudalab.study import Progress, Study
 
 TILES = ((4, 8), (8, 8), (8, 12), (8, 16), (16, 8))
 ORDERS = ("rows", "rows and back", "columns", "columns and back", "squares")  # by number, as in the source
-EMULATED_TILES = ((4, 8), (8, 8))
-ROUNDS = 4096
+EMULATED_TILES = ((4, 8),)
+ROUNDS = 2048  # sums stay below 2^24, so that they are exact
 
 
 def study(register_tile: Step) -> Study:
     return Study("memory/register_file", "multiply-adds as outer products, by tile shape and order",
                  lambda place, progress: _measure(register_tile, place, progress),
-                 ("tile", "order", "registers", "conflict_share", "fp32_flop_per_s", "flop_per_cycle", "peak_share", "flops"), _plot, _conclude)
+                 ("tile", "order", "registers", "conflict_share", "fp32_flop_per_s", "flop_per_cycle", "peak_share", "flops"),
+                 _plot, _conclude)
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
     emulated = place.name == "emulator"
-    cases = [(tile, number) for tile in (EMULATED_TILES if emulated else TILES) for number in range(len(ORDERS))]
-    for done, ((rows, columns), order) in enumerate(cases):
-        progress(done, len(cases), f"{rows} x {columns}, {ORDERS[order]}")
-        threads, sms = step.tunables["THREADS"], place.device.sms
-        blocks = 2 if rows * columns <= 64 else 1
-        sizes = dict(M=rows, N=columns, T=32, R=1) if emulated else dict(M=rows, N=columns, T=threads * blocks * sms, R=ROUNDS)
-        problem = step.op.problem(sizes)
-        plan = step.plan(problem, step.config(problem, dict(ORDER=order, BLOCKS=blocks)))
-        row = dict(tile=f"{rows} x {columns}", order=ORDERS[order], **_compiled(plan, place.target))
+    sms = place.device.sms
+    plans = [_plan(step, rows, columns, order, None if emulated else sms)
+             for rows, columns in (EMULATED_TILES if emulated else TILES) for order in range(len(ORDERS))]
+    progress(0, len(plans), "compiling")
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # long straight code: side by side
+        compiled = list(pool.map(lambda plan: _compiled(plan, place.target), plans))
+    for done, (plan, known) in enumerate(zip(plans, compiled)):
+        problem = plan.problem
+        row = dict(tile=f"{problem.M} x {problem.N}", order=ORDERS[plan.config.ORDER], **known)
+        progress(done, len(plans), _name(row))
         if emulated:
             row |= dict(flops=count_plan(plan, place)["flops_f32"])
         else:
@@ -46,6 +50,14 @@ def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
             row |= dict(fp32_flop_per_s=rate, flop_per_cycle=per_cycle, peak_share=per_cycle / (2 * fp32_lanes(place.device.sm)),
                         sm_clock_mhz=timing.sm_clock_mhz)
         yield row
+
+
+def _plan(step: Step, rows: int, columns: int, order: int, sms: int | None):
+    """For as many multiprocessors (two blocks each where the tile leaves room), or of one warp."""
+    blocks = 2 if rows * columns <= 64 else 1
+    threads = step.tunables["THREADS"] * blocks * sms if sms else 32
+    problem = step.op.problem(dict(M=rows, N=columns, T=threads, R=ROUNDS if sms else 1))
+    return step.plan(problem, step.config(problem, dict(ORDER=order, BLOCKS=blocks)))
 
 
 def _compiled(plan, target: str) -> dict:
@@ -64,8 +76,8 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
     sentences = []
     if counted:
         least, most = (choose(counted, key=lambda row: row["conflict_share"]) for choose in (min, max))
-        sentences.append(f"Of the multiply-adds, {least['conflict_share']:.0%} ({_name(least)}) to {most['conflict_share']:.0%} ({_name(most)}) find "
-                         f"two of their registers in one bank.")
+        sentences.append(f"Of the multiply-adds, {least['conflict_share']:.0%} ({_name(least)}) to {most['conflict_share']:.0%} "
+                         f"({_name(most)}) find two of their registers in one bank.")
     if rows[0].get("fp32_flop_per_s") is None:
         return sentences
     best, worst = (choose(rows, key=lambda row: row["fp32_flop_per_s"]) for choose in (max, min))
@@ -73,7 +85,8 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
                      f"{scaled_text(best['fp32_flop_per_s'], 'FLOP/s')} ({_name(best)}, {best['peak_share']:.0%} of one a lane and cycle).")
     if counted:
         off = [row["flop_per_cycle"] * (1 + row["conflict_share"]) / (row["flop_per_cycle"] / row["peak_share"]) for row in counted]
-        sentences.append(f"A cycle more for each conflict predicts the rate: measured over predicted lies between {min(off):.2f} and {max(off):.2f}.")
+        sentences.append(f"A cycle more for each conflict predicts the rate: measured over predicted lies between {min(off):.2f} and "
+                         f"{max(off):.2f}.")
     return sentences
 
 

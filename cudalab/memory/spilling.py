@@ -19,8 +19,8 @@ LAUNCHED = 4  # blocks a multiprocessor that are launched, whatever is promised
 def study(live_values: Step) -> Study:
     return Study("memory/spilling", "one kernel with 64 live values, compiled for fewer and fewer registers",
                  lambda place, progress: _measure(live_values, place, progress),
-                 ("promised_blocks", "registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "time_s", "relative_time", "flops"),
-                 _plot, _conclude)
+                 ("promised_blocks", "registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "time_s", "relative_time",
+                  "flops"), _plot, _conclude)
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
@@ -52,9 +52,9 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
     if not spilled:
         return [f"Nothing spills down to {rows[-1]['registers']} registers."]
     first, last = spilled[0], rows[-1]
-    sentences = [f"No spills down to {free[-1]['registers']} registers; " if free else "",
-                 f"{first['spill_store_bytes']} bytes a thread spilled at {first['registers']}, {last['spill_store_bytes']} at {last['registers']}."]
-    sentences = ["".join(sentences)]
+    start = f"No spills down to {free[-1]['registers']} registers; " if free else ""
+    sentences = [f"{start}{first['spill_store_bytes']} bytes a thread spilled at {first['registers']}, {last['spill_store_bytes']} at "
+                 f"{last['registers']}."]
     if first.get("time_s") is not None:
         sentences.append(f"Time, everything else the same: x {first['relative_time']:.2f} at {first['registers']} registers, x "
                          f"{last['relative_time']:.2f} at {last['registers']}.")
@@ -62,7 +62,8 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
 
 
 def _plot(axes, rows: Sequence[Mapping]) -> None:
-    registers = [str(row["registers"]) if not i or row["registers"] != rows[i - 1]["registers"] else f"{row['registers']} " for i, row in enumerate(rows)]
+    rows = list({row["registers"]: row for row in rows}.values())  # promises that come to the same registers are one bar
+    registers = [str(row["registers"]) for row in rows]
     axes.bar(registers, [row["spill_store_bytes"] for row in rows], color="#9fb8cf", label="bytes spilled a thread")
     axes.set_xlabel("registers a thread")
     axes.set_ylabel("bytes spilled a thread")

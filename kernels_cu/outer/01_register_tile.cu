@@ -25,7 +25,7 @@ __device__ constexpr int column_of(int i) {
     return i / 4 % (TN / 2) * 2 + (i % 4 / 2 ? 1 - i % 2 : i % 2);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) outer(const float* A, const float* B, float* C, int T, int R) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) outer(const float* A, const float* B, float* sums, int T, int R) {
     const int t = blockIdx.x * THREADS + threadIdx.x;
     if (t >= T) return;
     float a[2][TM], b[2][TN], c[TM][TN];
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) outer(const float*
         for (int n = 0; n < TN; ++n) b[k][n] = B[static_cast<long long>(k * TN + n) * T + t];
     }
 #pragma unroll
-    for (int i = 0; i < TM * TN; ++i) c[i / TN][i % TN] = 0.0f;
+    for (int i = 0; i < TM * TN; ++i) c[i / TN][i % TN] = i / TN;  // not all the same: the compiler would tie them to one register
 #pragma unroll 1
     for (int round = 0; round < R; ++round) {
 #pragma unroll
@@ -54,6 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) outer(const float*
             for (int n = 0; n < TN; ++n) asm volatile("" : "+f"(b[k % 2][n]));
         }
     }
+    float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < TM * TN; ++i) C[static_cast<long long>(i) * T + t] = c[i / TN][i % TN];
+    for (int i = 0; i < TM * TN; ++i) sum += c[i / TN][i % TN];
+    sums[t] = sum;
 }
