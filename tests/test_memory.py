@@ -32,7 +32,7 @@ def test_the_levels_of_a_recorded_latency_curve():
 
 def test_the_levels_of_a_recorded_bandwidth_curve():
     l2, dram = knees.plateaus([size for size, _ in H200_L2], [1 / rate for _, rate in H200_L2])
-    assert 40448 <= l2.last <= 44032 and l2.beyond <= 48128 and round(1 / dram.cost) == 3889
+    assert 40448 <= l2.last <= 44032 and l2.beyond <= 48128 and 3885 < 1 / dram.cost < 3895
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -4,7 +4,8 @@ The curve is a cost (latency, or time a byte) over the size of the working set. 
 size it climbs and settles at the next level's.  So:
 
 1. Go through the points by size.  A plateau grows while the next point lies within `flat` of the median of its points; one stray point is
-   passed over if the two behind it are inside again.  It ends, too, where the median has drifted away from its first point: a slope.
+   passed over if the two behind it are inside again.  It ends, too, where the median has drifted away from its first point, and it begins
+   where beginning a point later would not let it reach further: the rest of a climb is no part of it.
 2. It counts if it has at least three points and spans at least the factor `span` in size; neighbours that are not `APART` in cost are one.
 3. Its last size is the level's: the largest working set that still fitted.  The next size measured is the least that did not, so the true
    size lies between; `finer` gives sizes to measure between the two.
@@ -34,7 +35,9 @@ def plateaus(sizes: Sequence[float], costs: Sequence[float], flat: float = FLAT,
     found, start = [], 0
     while start < len(points):
         end = _grow(points, start, flat)
-        if end - start >= 3 and points[end - 1][0] >= span * points[start][0]:
+        if end < len(points) and _grow(points, start + 1, flat) > end:
+            start += 1
+        elif end - start >= 3 and points[end - 1][0] >= span * points[start][0]:
             found.append((start, end))
             start = end
         else:
@@ -44,7 +47,7 @@ def plateaus(sizes: Sequence[float], costs: Sequence[float], flat: float = FLAT,
 
 def _grow(points, start: int, flat: float) -> int:
     """One past the last point of the plateau that starts there."""
-    def inside(index: int, level: float, flat: float = flat) -> bool:
+    def inside(index: int, level: float) -> bool:
         return index < len(points) and abs(points[index][1] / level - 1) <= flat
     end = start + 1
     while end < len(points):
@@ -52,7 +55,7 @@ def _grow(points, start: int, flat: float) -> int:
         if not inside(end, level) and not (inside(end + 1, level) and inside(end + 2, level)):
             break
         grown = statistics.median(cost for _, cost in points[start:end + 1])
-        if not inside(start, grown, 1.5 * flat):  # the level drifts away from where it began: a slope, not a plateau
+        if not inside(start, grown):
             break
         end += 1
     return end
