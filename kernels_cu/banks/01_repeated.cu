@@ -1,7 +1,7 @@
-// Shared-memory banks: every lane reads its own place of a table over and over, and `place` says where, so that it alone decides conflicts.
+// Shared-memory banks: every lane reads one place of a table over and over, and `place` alone decides who meets whom.
 //
 // Shared memory has 32 banks of one word; a wavefront serves each bank once.  Lanes that want different words of one bank wait for
-// each other, in groups: a whole warp for 4 bytes a lane, half a warp for 8, a quarter for 16.
+// each other, in groups: a whole warp for one word a lane, half a warp for two, a quarter for four.
 // The block copies the table; each of its T threads then reads WIDTH bytes at place[t] and at READS - 1 places behind it, whole turns of
 // the banks apart, R times over.  The cycles are those of the whole block, from barrier to barrier.
 // Limited now by: wavefronts; there are more warps than the reads need to overlap.

@@ -1,10 +1,10 @@
-// Pointer chase: one thread follows addresses through global memory, and no load can start before the one in front of it is back.
+// Pointer chase: one thread follows addresses through global memory, and each load waits for the one before it.
 //
 // Each of L lines holds where the next one lies, in a random order that visits them all, so that nothing can be fetched ahead.
 // chase_link writes the lines, STRIDE bytes apart, a thread a line.  Then a block of one thread goes WARM hops, which fills the
 // caches with what they can hold, starts again, and counts the cycles of H hops.  A line holds an address, or (INDEXED) a number from
 // which the address must be computed, as code with arrays does: those instructions then count, too.
-// CACHE says who may keep a line: 0 L1 and L2, 1 only L2.
+// CACHE says who may keep a line: L1 and L2, or L2 alone.
 // Limited now by: the latency of one load; nothing else is under way.
 
 #include "probe.cuh"

@@ -1,6 +1,6 @@
-// Access order: each lane adds up one column of x, and `pattern` says which, so that it alone decides how a warp's lanes lie in memory.
+// Access order: each lane adds up one column of x, and `pattern` alone decides how the lanes of a warp lie in memory.
 //
-// Row by row, lane j of a warp reads element pattern[j] of a row of E: neighbours, every second, every tenth, shifted by a few, or
+// Row by row, thread j reads element pattern[j] of a row of E: neighbours, every second, every tenth, shifted by a few, or
 // anywhere.  A request is served by the 32-byte sectors in which its lanes lie; what else a sector holds is moved for nothing.
 // A block owns THREADS columns; a thread keeps its place in a register and has UNROLL rows in flight.
 // Limited now by: sectors, whatever part of them is asked for.

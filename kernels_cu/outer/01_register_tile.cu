@@ -1,10 +1,10 @@
-// The register file: outer products of register tiles and nothing else, by tile shape and by the order of the multiply-adds.
+// The register file: outer products of register tiles and nothing else, by tile shape and order of the multiply-adds.
 //
 // Each of a block's THREADS threads owns a tile of TM x TN sums, two columns of A and two rows of B, all in registers, and adds the
 // two outer products R times: the inner loop of a matrix product whose operands cost nothing.  A multiply-add reads three registers;
 // the file gives one from each of its two banks in a cycle, and an operand of the multiply-add before may come from a small cache.
-// ORDER, in which the sums are gone through: 0 along rows, 1 along rows and back again along the next, 2 along columns, 3 along columns
-// and back, 4 in squares of 2 x 2.  The compiler has the last word: what it made of it stands in the SASS (register numbers, .reuse).
+// ORDER says in which order the sums are gone through.  The compiler has the last word: what it made of it stands in the SASS (register
+// numbers, .reuse).
 // Limited now by: reads of the register file, where the order wastes them; else by multiply-adds.
 
 static_assert(ORDER >= 0 && ORDER <= 4, "ORDER must be 0 to 4: rows, rows and back, columns, columns and back, squares");
@@ -12,6 +12,8 @@ static_assert(ORDER != 4 || (TM % 2 == 0 && TN % 2 == 0), "squares of 2 x 2 need
 
 constexpr int PRODUCTS = 4;  // outer products of a round: the two operand sets in turn, twice
 
+// The sum that comes i-th.  ORDER 0: along rows; 1: along one row and back along the next; 2: along columns; 3: along one column and back
+// along the next; 4: in squares of 2 x 2, each gone round.
 __device__ constexpr int row_of(int i) {
     if (ORDER <= 1) return i / TN;
     if (ORDER == 2) return i % TM;
@@ -37,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) outer(const float*
         for (int n = 0; n < TN; ++n) b[k][n] = B[static_cast<long long>(k * TN + n) * T + t];
     }
 #pragma unroll
-    for (int i = 0; i < TM * TN; ++i) c[i / TN][i % TN] = i / TN;  // not all the same: the compiler would tie them to one register
+    for (int i = 0; i < TM * TN; ++i) c[i / TN][i % TN] = i / TN;  // not all the same: the compiler would tie them together
 #pragma unroll 1
     for (int round = 0; round < R; ++round) {
 #pragma unroll

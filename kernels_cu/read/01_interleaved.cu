@@ -1,10 +1,10 @@
-// Reading as fast as the memory gives: all threads together sweep x, 16 bytes a load, several loads in flight each, for P passes.
+// Reading as fast as memory gives: all threads together sweep x, P times over, with several wide loads in flight each.
 //
-// A block's threads read neighbouring vectors, then jump past what all other blocks read.  A thread reads the same vectors in every
-// pass: what one multiprocessor reads is its own part of x, which stays in L1 where it fits and CACHE lets it.  UNROLL loads are
+// A block's threads read neighbouring vectors of 16 bytes, then jump past what all other blocks read.  A thread reads the same vectors in
+// every pass: what one multiprocessor reads is its own part of x, which stays in L1 where it fits and CACHE lets it.  UNROLL loads are
 // issued before the first is used.  A row of x has 64 floats and the jumps are whole rows, so a thread stays in one column of vectors;
 // the block adds up its columns in shared memory and then, with atomics, into `sums`.
-// CACHE: 0 through L1; 1 from L2 on; 2 read once, evict first; 3 past L1, with L2 fetching 256 bytes.
+// CACHE picks the kind of load; load_vector in probe.cuh names them.
 // Limited now by: the bandwidth of the level that holds x.
 
 #include "probe.cuh"
