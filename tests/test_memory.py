@@ -79,7 +79,7 @@ def test_latency_names_levels_and_holds_sizes_against_the_device():
     text = " ".join(sentences)
     assert [name for name, _ in latency.levels(latency_rows())] == ["L1", "L2", "L2 in part", "DRAM"]
     assert "By the knee L1 holds between 212.9 KiB and 221 KiB: 83% of the 256 KiB" in text
-    assert "By the knee L2 holds between 27.75 MiB and 33.44 MiB: 46% of the 60 MiB of L2 that the driver reports; one " in text
+    assert "By the knee L2 holds between 27.75 MiB and 33.44 MiB: 46% of the 60 MiB of L2 that the driver reports; memory/bandwidth" in text
     assert len([s for s in sentences if any(p.source in s for p in published.LATENCIES)]) == len(published.LATENCIES)
 
 

@@ -112,4 +112,5 @@ def _plot(axes, rows: Sequence[Mapping]) -> None:
     axes.bar(at, side_b, width=BIN * 0.9, bottom=side_a, color="#d9a15b", label="of the other side")
     axes.set_xlabel("latency of a load from L2, cycles")
     axes.set_ylabel("pairs of multiprocessor and line")
+    axes.margins(y=0.2)
     axes.legend(loc="upper right", frameon=False)

@@ -14,7 +14,7 @@ from cudalab.report import bytes_text
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
 
-LINE = 128  # bytes of a cache line
+LINE, SHARED_LINE = 128, 32  # bytes from one line of the chain to the next: a cache line; any number
 HOPS = 2**16
 SHARED_KB = (1, 4, 16, 48, 96, 160, 220)
 COARSE, FINE = 3, 5  # sizes an octave, and extra ones for each knee
@@ -57,22 +57,24 @@ def _row(curve: str, hop: str, size: int, device: Device, **more) -> dict:
 
 def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> Iterator[dict]:
     # (curve, hop, step, configuration, sizes)
-    kinds = [("through L1", "address", through_caches, dict(CACHE=0, INDEXED=0), knees.spaced(8 * LINE, LARGEST, COARSE, LINE)),
+    kinds = [("through L1", "address", through_caches, dict(CACHE=0), knees.spaced(8 * LINE, LARGEST, COARSE, LINE)),
              ("through L1", "index", through_caches, dict(CACHE=0, INDEXED=1), [32 * 1024]),
-             ("past L1", "address", through_caches, dict(CACHE=1, INDEXED=0), [32 * 1024, 2**20, 2**23]),
+             ("past L1", "address", through_caches, dict(CACHE=1), [32 * 1024, 2**20, 2**23]),
              ("past L1", "index", through_caches, dict(CACHE=1, INDEXED=1), [2**23]),
-             ("shared", "address", shared, dict(INDEXED=0), [1024 * kb for kb in SHARED_KB]),
+             ("shared", "address", shared, {}, [1024 * kb for kb in SHARED_KB]),
              ("shared", "index", shared, dict(INDEXED=1), [32 * 1024])]
     if place.name == "emulator":
         yield from _count(kinds, place, progress)
         return
     for number, (curve, hop, step, config, sizes) in enumerate(kinds):
-        def cycles(size, step=step, config=config):
+        unit = SHARED_LINE if step is shared else LINE
+
+        def cycles(size, step=step, config=config, unit=unit):
             repeats = 3 if size <= 2**23 else 1
-            plan = _plan(step, size // LINE, HOPS, **config)
+            plan = _plan(step, size // unit, HOPS, **config)
             return statistics.median(checked.cycles_per(checked.run(place, plan, seed=seed), HOPS) for seed in range(repeats))
         sizes = [size for size in sizes if curve != "shared" or size <= _shared_limit(place.device)]
-        for size, latency in knees.discover(cycles, sizes, FINE, LINE):
+        for size, latency in knees.discover(cycles, sizes, FINE, unit):
             progress(number, len(kinds), f"{curve}, by {hop}: {bytes_text(size)}")
             yield _row(curve, hop, size, place.device, latency_cycles=latency, hops=HOPS)
 
@@ -91,7 +93,7 @@ def _count(kinds, place, progress: Progress) -> Iterator[dict]:
             space = "shared" if curve == "shared" else "global"
             # what the kernels load besides the chain: the order, twice a line, and once to begin
             loads = total[f"{space}_load_requests"]
-            yield _row(curve, hop, lines * LINE, place.device, hops=2 * lines, loads=loads, dram_bytes=total["dram_bytes"],
+            yield _row(curve, hop, lines * plan.config.STRIDE, place.device, hops=2 * lines, loads=loads, dram_bytes=total["dram_bytes"],
                        sectors_per_load=total["global_load_sectors"] / loads if space == "global" else None)
 
 
@@ -161,8 +163,8 @@ def _sizes(found: Sequence[tuple[str, Plateau]], row: Mapping) -> list[str]:
             sentence = (f"By the knee {name} holds between {bytes_text(level.last)} and {bytes_text(level.beyond)}: "
                         f"{level.last / size:.0%} of the {bytes_text(size)} {what}")
             if name == "L2" and level.beyond < 0.75 * size:
-                sentence += ("; one multiprocessor's lines from the far part of L2 take a place in the near part, too, so that a set past "
-                             "half of L2 no longer finds all its lines near")
+                sentence += ("; memory/bandwidth, where all multiprocessors read together, has the whole: one alone is served as if lines "
+                             "of the far part were kept in the near part, too")
             sentences.append(sentence + ".")
     return sentences
 
@@ -226,7 +228,12 @@ def _plot(axes, rows: Sequence[Mapping]) -> None:
     axes.set_ylabel("latency of a load, cycles" if value == "latency_cycles" else "loads counted")
     if value == "latency_cycles":
         for name, level in levels(rows):
-            axes.annotate(f"{name} {level.cost:.0f}", (level.first, level.cost), xytext=(2, 6), textcoords="offset points", fontsize=8)
+            below = name == "L2 in part"  # between two levels, where the curve climbs past a label above it
+            axes.annotate(f"{name} {level.cost:.0f}", (level.last if below else level.first, level.cost), xytext=(2, -14 if below else 6),
+                          textcoords="offset points", fontsize=8)
+        axes.set_yticks(ticks := [20, 30, 50, 100, 200, 300, 500, 1000], map(str, ticks))
+        axes.set_ylim(15, 1500)
+        axes.minorticks_off()
     axes.grid(True, which="major", linewidth=0.4, alpha=0.5)
     axes.legend(loc="upper left", frameon=False)
 

@@ -1,7 +1,7 @@
 // Pointer chase: one thread follows addresses through global memory, and each load waits for the one before it.
 //
 // Each of L lines holds where the next one lies, in a random order that visits them all, so that nothing can be fetched ahead.
-// chase_link writes the lines, STRIDE bytes apart, a thread a line.  Then a block of one thread goes WARM hops, which fills the
+// chase_link writes the lines, STRIDE bytes apart, a thread a line.  Then a block of one thread goes `warm` hops, which fills the
 // caches with what they can hold, starts again, and counts the cycles of H hops.  A line holds an address, or (INDEXED) a number from
 // which the address must be computed, as code with arrays does: those instructions then count, too.
 // CACHE says who may keep a line: L1 and L2, or L2 alone.
@@ -24,12 +24,12 @@ __device__ __forceinline__ unsigned long long follow(unsigned long long at, unsi
     return load_word<CACHE>(INDEXED ? base + at * STRIDE : at);
 }
 
-extern "C" __global__ void __launch_bounds__(1) chase(const int* order, const char* chain, int* last, long long* cycles, int H) {
+extern "C" __global__ void __launch_bounds__(1) chase(const int* order, const char* chain, int* last, long long* cycles, int H, int warm) {
     const unsigned long long base = reinterpret_cast<unsigned long long>(chain);
     const unsigned long long first = INDEXED ? order[0] : base + static_cast<unsigned long long>(order[0]) * STRIDE;
     unsigned long long at = first;
 #pragma unroll 1
-    for (int i = 0; i < WARM; ++i) at = follow(at, base);
+    for (int i = 0; i < warm; ++i) at = follow(at, base);
     await(at);
     at = first;
     const long long begin = cycle_count();
