@@ -17,11 +17,13 @@ import numpy as np
 
 from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
+from cudalab.dtypes import device_dtype, finite, is_float
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
 from cudalab.peers import Peer
-from cudalab.spec import Plan, Step, Values
+from cudalab.problem import Problem, Values
+from cudalab.spec import Plan, Step
 
 PROTOCOLS = ("steady", "sustained")
 PAIRS = 16  # batches of each arm: eight times A B B A
@@ -102,7 +104,7 @@ def iqr(values: Sequence[float]) -> float:
     return upper - lower
 
 
-def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
+def bench_step(gpu, step: Step, problem: Problem, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
                protocol: str = "steady", seed: int = 0, progress: Callable[[int, int, str], None] | None = None,
                say: Callable[[str], None] | None = None) -> Iterator[dict]:
     """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
@@ -194,8 +196,10 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                given = self.inputs
-                drawn = check.draw(self.op, problem, "normal", rng) if given is None else {n: cupy.asarray(a) for n, a in given.items()}
+                if self.inputs is None:
+                    drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
+                else:
+                    drawn = {n: cupy.asarray(a.view(device_dtype(self.tensors[n].dtype))) for n, a in self.inputs.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -216,10 +220,11 @@ class _Bench:
         if peer is not None:
             with gpu.stream:
                 theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+        if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)
             peer_error = check.device_error(gpu, self.op, problem, self.peer_sets[0])
-            verdict = check.judge(self.op, problem, peer_error, exact=False, peer_error=self.before)  # a peer in TF32, say, is no peer
+            verdict = check.judge_peer(self.op, problem, peer_error, self.before)  # a peer in TF32, say, is no peer
             if not verdict:
                 self.say(f"peer {peer.name} is left out, its result is not as exact as the step's: {verdict.reason}")
                 return None
@@ -342,7 +347,7 @@ class _Bench:
 
     def _check_on_host(self, buffers: Mapping, when: str) -> check.Error:
         """Of inputs that were given: what a set's outputs are, by NumPy; integers bit for bit."""
-        exact = all(self.tensors[name].dtype[0] in "iu" for name in self.op.outputs)
+        exact = not any(is_float(self.tensors[name].dtype) for name in self.op.outputs)
         outputs = {name: buffers[name].get() for name in self.op.outputs}
         verdict = check.compare(self.op, self.plan.problem, self.inputs, outputs, exact=exact)
         self._accept(verdict, when)
@@ -354,11 +359,10 @@ class _Bench:
 
     def _check_after(self, peer_error: check.Error | None) -> check.Error:
         """What the timed calls left: no NaN in any set that was used, and the last of those against float64."""
-        import cupy
         used = self._used_sets()
         with self.gpu.stream:
             for number, buffers in enumerate(used):
-                if not all(bool(cupy.isfinite(buffers[name]).all()) for name in self.op.outputs):
+                if not all(finite(buffers[name], self.tensors[name].dtype) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
         if self.inputs is not None:
             return self._check_on_host(used[-1], "after the timing")
@@ -383,7 +387,7 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
     roof, share = roofline.share(op, problem, device, summary.time_s)
-    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer,
+    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
                 roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
                 ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
