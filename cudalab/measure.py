@@ -3,7 +3,7 @@
 steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events
 around the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host
 time does not, and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
-sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
+sustained: the same calls without a pause for two seconds at a time: what power and clocks allow.
 """
 
 import math
@@ -140,17 +140,20 @@ class Timing:
     time_iqr_s: float
     sm_clock_mhz: float
     outputs: Mapping[str, np.ndarray]
+    power_w: float | None
+    temperature_c: int | None
+    throttle: list[str] | None
 
 
 def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS,
-              seed: int = 0) -> Timing:
-    """Check a plan, time it under the steady protocol without a peer, check it again.
+              seed: int = 0, protocol: str = "steady") -> Timing:
+    """Check a plan, time it under a protocol without a peer, check it again.
 
     inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
     checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
     caches keep them.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
-    bench = _Bench(gpu, plan, "steady", seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
+    bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone()
 
 
@@ -207,11 +210,12 @@ class _Bench:
         """The plan timed by itself."""
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
-        pairs, clocks = self._steady(None)
+        pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
+        electric = self.monitor.summary()
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own)
+        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own, **electric)
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
@@ -289,7 +293,7 @@ class _Bench:
         return cupy.cuda.get_elapsed_time(start, end) / 1e3 / count
 
     def _sustained(self, theirs: Arm | None):
-        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours, self.ours]
+        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours]
         sizes = {id(arm): self._calls_sustained(arm) for arm in arms}
         tick, measured, clocks = self._ticker(len(arms), theirs), [], []
         self.monitor.summary()
@@ -386,11 +390,11 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
         versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
-    roof, share = roofline.share(op, problem, device, summary.time_s)
+    roof, share, measured = roofline.share(op, problem, device, summary.time_s, protocol)
     return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
-                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
-                ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                roof=roof, roof_share=share, roof_measured=measured, peer_time_s=summary.peer_time_s,
+                peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
                 source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
                 throttle=throttle, versions=versions, date=results.now())

@@ -1,11 +1,14 @@
 """Part 4: what a device can do at most, measured, and what limits a kernel."""
 
+from cudalab.devices import per_cycle
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
 from cudalab.problem import shapes
-from cudalab.roofs import ROOFS
+from cudalab.roofline import COMPUTE
+from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
 from cudalab.spec import Launch, Op, Tensor
+from cudalab.study import Study
 
 TITLE = "the roofline: what a device can do at most, and what limits a kernel"
 
@@ -62,7 +65,7 @@ roof_tensor = Op(
     samples=(dict(A=0, C=0), dict(B=0, C=1)),
     peers=(),
     dtypes=("bf16", "f16", "tf32", "fp8_e4m3", "int8"),
-    shapes=dict(emulate=shapes("130x67x24x2 1x1x1x1", MATRIX), check=shapes("1x1x1x1 129x255x31x3 16896x256x32x2 1000x70x120x5", MATRIX),
+    shapes=dict(emulate=shapes("130x67x24x2 66x9x72x1", MATRIX), check=shapes("1x1x1x1 129x255x31x3 1000x70x120x5", MATRIX),
                 bench=shapes("16896x256x128x2000 33792x128x32x2000", MATRIX)),
 )
 
@@ -72,7 +75,8 @@ def steps_of_k(p):
     return cdiv(p.K * itemsize(p.dtype), 32)
 
 
-@roof_tensor.step(1, min_sm=89, WARPS=8, TILES_M=2, TILES_N=8, STEPS=steps_of_k, tune=dict(WARPS=(4, 8), TILES_M=(2, 4), TILES_N=(4, 8)))
+@roof_tensor.step(1, min_sm=lambda p: 89 if p.dtype.startswith("fp8") else 80, WARPS=8, TILES_M=2, TILES_N=8, STEPS=steps_of_k,
+                  tune=dict(WARPS=(4, 8), TILES_M=(2, 4), TILES_N=(4, 8)))
 def warp(p, c):
     if c.STEPS > 4:
         raise BadShape(f"K={p.K} of {p.dtype}: a warp holds its operands in registers, at most 128 bytes of K")
@@ -80,8 +84,8 @@ def warp(p, c):
     yield from stamped("roof_tensor", grid, 32 * c.WARPS, "A B C | M N K R")
 
 
-@roof_tensor.step(2, min_sm=90, max_sm=90, WARPGROUPS=2, COLUMNS=lambda p: 64 if p.N <= 64 else 128 if p.N <= 128 else 256, STEPS=steps_of_k,
-                  tune=dict(WARPGROUPS=(1, 2, 3), COLUMNS=(64, 128, 256)))
+@roof_tensor.step(2, min_sm=90, max_sm=90, WARPGROUPS=2, COLUMNS=lambda p: 64 if p.N <= 64 else 128 if p.N <= 128 else 256,
+                  STEPS=steps_of_k, tune=dict(WARPGROUPS=(1, 2, 3), COLUMNS=(64, 128, 256)))
 def warpgroup(p, c):
     panels = cdiv(c.STEPS, 4) * 128  # bytes of K
     smem = panels * (64 * c.WARPGROUPS + c.COLUMNS)
@@ -148,7 +152,7 @@ roof_write = Op(
     rate="bytes",
     samples=(dict(A=0, Y=0), dict(B=0, Y=1)),
     peers=(),
-    shapes=dict(emulate=shapes("5x2052 1x1 3x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
+    shapes=dict(emulate=shapes("5x2052 3x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
 )
 
 
@@ -164,14 +168,14 @@ roof_copy = Op(
     inputs=dict(X="H, W"),
     outputs=dict(Y="H, W"),
     reference=lambda X: X,
-    scale=abs,
+    scale=lambda X: abs(X),
     depth=lambda p: 1,
     flops=lambda p: p.H * p.W,
     bytes=lambda p: 8 * p.H * p.W,
     rate="bytes",
     samples=(dict(X=0, Y=0), dict(X=1, Y=1)),
     peers=(),
-    shapes=dict(emulate=shapes("9x2052 1x1 11x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
+    shapes=dict(emulate=shapes("9x2052 11x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
 )
 
 
@@ -181,3 +185,55 @@ def batched(p, c):
 
 
 ops = (roof_fma, roof_tensor, roof_read, roof_write, roof_copy)
+
+
+# -- the roofs
+
+CYCLES = 4_000_000  # that a roof kernel lasts: two milliseconds
+
+
+def targets(device, small=False):
+    """What is measured on a device, or (small) counted on the emulator: one wave of blocks, and work for about CYCLES."""
+    sms, rates, found = (1 if small else device.sms), per_cycle(device)[0], []
+
+    def add(roof, through, step, sizes, dtype, work, unit, counters, **more):
+        problem = step.op.problem(sizes, dtype)
+        found.append(Target(roof, through, step, problem, work(problem), unit, counters, **more))
+
+    def rounds(rate, work):  # of so much work an SM
+        return 2 if small else max(2, int(CYCLES * rate / work))
+
+    for roof, dtype, J in (("fp32", "f32", 16), ("fp64", "f64", 8)):
+        if roof in rates:
+            T = 1024 * sms
+            sizes = dict(T=T, J=J, R=rounds(rates[roof], 4 * 1024 * J))
+            add(roof, "FMA", chains, sizes, dtype, roof_fma.flops, "FLOP", (f"flops_{dtype}",))
+    for dtype in roof_tensor.dtypes:
+        roof = COMPUTE.get(dtype, dtype)
+        if roof not in rates:
+            continue
+        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 512, 64, 64)):
+            K = (64 if small else depth) // itemsize(dtype)
+            R = rounds(rates[roof], 2 * rows * columns * K)
+            add(roof, through, step, dict(M=rows * sms, N=columns, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
+    W = 4096 * sms
+    H = 8 if small else min(2**31, device.memory_bytes // 8) // (4 * W)
+    sheet, both = dict(H=H, W=W), ("global_load_bytes", "global_store_bytes")
+    add("dram_read", "ld.global", global_memory, sheet | dict(R=1), None, roof_read.bytes, "byte", both, outside=True)
+    add("dram_write", "st.global", streamed, sheet, None, roof_write.bytes, "byte", both, outside=True)
+    add("dram_copy", "ld, st.global", batched, sheet, None, roof_copy.bytes, "byte", both, outside=True)
+    H = 8 if small else max(8, device.l2_bytes // 3 // (4 * W) // 8 * 8)
+    sizes = dict(H=H, W=W, R=rounds(40, 4 * 4096 * H))
+    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True)
+    sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
+    add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
+    return found
+
+
+def passes(p):
+    """Bytes that all passes over X read."""
+    return 4 * p.H * p.W * p.R
+
+
+TITLE_OF_ROOFS = "what the device can do at most, by kernels that do nothing else"
+studies = (Study("roofline/roofs", TITLE_OF_ROOFS, measure(targets), COLUMNS, plot, conclude),)

@@ -7,7 +7,8 @@
 #include "stamp.cuh"
 #include "stream.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) roof_copy(const float* X, float* Y, unsigned long long* stamps, int H, int W) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) roof_copy(const float* X, float* Y, unsigned long long* stamps,
+                                                                        int H, int W) {
     const Stamp start = stamp_now();
     const int w = (blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (w < W) {

@@ -8,7 +8,8 @@
 #include "stamp.cuh"
 #include "stream.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) roof_read(const float* X, float* S, unsigned long long* stamps, int H, int W, int R) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) roof_read(const float* X, float* S, unsigned long long* stamps,
+                                                                        int H, int W, int R) {
     const Stamp start = stamp_now();
     const int w = (blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (w < W) {

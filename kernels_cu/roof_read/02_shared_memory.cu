@@ -9,7 +9,8 @@
 #include "ptx.cuh"
 #include "stamp.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) roof_read(const float* X, float* S, unsigned long long* stamps, int H, int W, int R) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) roof_read(const float* X, float* S, unsigned long long* stamps,
+                                                                   int H, int W, int R) {
     extern __shared__ __align__(16) float part[];
     const int first = blockIdx.x * THREADS * 4, mine = threadIdx.x * 4;
     for (int h = 0; h < H; ++h)

@@ -9,8 +9,8 @@
 #include "mma.cuh"
 #include "stamp.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) roof_mma(const void* A, const void* B, float* C, unsigned long long* stamps,
-                                                                  int M, int N, int K, int R) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) roof_tensor(const void* A, const void* B, Operand::sum* C,
+                                                                     unsigned long long* stamps, int M, int N, int K, int R) {
     const int lane = threadIdx.x % 32, down = (M + 16 * TILES_M * WARPS - 1) / (16 * TILES_M * WARPS);
     const int row = (blockIdx.x % down * WARPS + threadIdx.x / 32) * 16 * TILES_M, column = blockIdx.x / down * 8 * TILES_N;
     constexpr int WORD = 4 / Operand::bytes;  // elements of four bytes
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) roof_mma(const void* A,
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int y = row + m * 16 + lane / 4 + i / 2 * 8, x = column + n * 8 + lane % 4 * 2 + i % 2;
-                if (y < M && x < N) C[static_cast<long long>(y) * N + x] = static_cast<float>(d[m][n][i]);
+                if (y < M && x < N) C[static_cast<long long>(y) * N + x] = d[m][n][i];
             }
     if (threadIdx.x == 0) store_stamps(stamps, start, end);
 }

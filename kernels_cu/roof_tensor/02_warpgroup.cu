@@ -1,5 +1,7 @@
 // A warpgroup's matrix instructions on operands that stay in shared memory: C = A B^T, R times over.
 //
+// Before: a warp's instructions, with operands in registers, reach the tensor cores of a Hopper only in part.
+// Now: four warps issue one instruction that reads its operands itself, and go on while it runs.
 // A block owns 64 rows of C for each of its WARPGROUPS, and all columns (COLUMNS, with zeros behind the last).  Its rows of A and all of B,
 // STEPS instructions deep in K, are in shared memory before the clock starts, in rows of 128 swizzled bytes: panels of K, one behind the
 // other.  A pass is one group of STEPS instructions; the next group is issued while the last one runs, and while one warpgroup
@@ -29,8 +31,8 @@ __device__ __forceinline__ void fill(unsigned char* to, int height, const void* 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) roof_wgmma(const void* A, const void* B, float* C, unsigned long long* stamps,
-                                                                    int M, int N, int K, int R) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) roof_tensor(const void* A, const void* B, Operand::sum* C,
+                                                                     unsigned long long* stamps, int M, int N, int K, int R) {
     extern __shared__ __align__(1024) unsigned char panels[];
     unsigned char *sA = panels, *sB = panels + PANELS * PANEL * ROWS;
     const int group = threadIdx.x / 128, row = blockIdx.x * ROWS + group * 64;
@@ -61,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) roof_wgmma(const void* 
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) {
         const int y = top + i / 2 % 2 * 8, x = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (y < M && x < N) C[static_cast<long long>(y) * N + x] = static_cast<float>(d[i]);
+        if (y < M && x < N) C[static_cast<long long>(y) * N + x] = d[i];
     }
     if (threadIdx.x == 0) store_stamps(stamps, start, end);
 }
