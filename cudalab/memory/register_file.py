@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from cudalab import measure, register_banks, sass
 from cudalab.build import build
 from cudalab.counted import count_plan
+from cudalab.devices import per_cycle
 from cudalab.errors import MissingTool
 from cudalab.report import scaled_text
-from cudalab.roofline import fp32_lanes
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
 
@@ -46,8 +46,8 @@ def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
         else:
             timing = measure.time_plan(place, plan, cold=False, batches=6)
             rate = step.op.flops(problem) / timing.time_s
-            per_cycle = rate / (timing.sm_clock_mhz * 1e6) / sms
-            row |= dict(fp32_flop_per_s=rate, flop_per_cycle=per_cycle, peak_share=per_cycle / (2 * fp32_lanes(place.device.sm)),
+            rate_per_cycle = rate / (timing.sm_clock_mhz * 1e6) / sms
+            row |= dict(fp32_flop_per_s=rate, flop_per_cycle=rate_per_cycle, peak_share=rate_per_cycle / per_cycle(place.device)[0]["fp32"],
                         sm_clock_mhz=timing.sm_clock_mhz)
         yield row
 
