@@ -5,7 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from cudalab.memory import access_order, bank_conflicts, knees, l2_parts, latency, published
+from cudalab import devices, measure, plot, registry, report
+from cudalab.emulator import Emulator
+from cudalab.memory import (access_order, bandwidth, bank_conflicts, constant_cache, knees, l2_parts, latency, published, register_file,
+                            spilling)
 
 KB, MB = 2**10, 2**20
 
@@ -148,3 +151,51 @@ def test_every_pattern_of_access_reads_each_column_once():
 def test_every_figure_that_is_published_has_its_source():
     for one in published.LATENCIES:
         assert one.cycles > 0 and one.hop in ("address", "index") and one.source and one.device
+
+
+# The path of a device, played: kernels run in the emulator, and clocks say what a formula says
+
+class Played:
+    """A GPU whose kernels run in the emulator.  What kernels count in cycles is not read from a clock, which would count steps."""
+
+    name, target, device = "gpu", "sm_90a", devices.NAMED["NVIDIA H200"]
+
+    def run(self, plan, inputs):
+        outputs = Emulator(self.target).run(plan, inputs)
+        size = sum(t.nbytes for t in plan.tensors.values() if t.name == "chain") or 4096
+        if "sm" in outputs:
+            outputs["cycles"][:] = 8 * np.where((np.arange(outputs["cycles"].size) % 2).reshape(outputs["cycles"].shape), 260, 420)
+            outputs["sm"][:] = np.arange(len(outputs["sm"]))
+        elif "cycles" in outputs:
+            outputs["cycles"][:] = (30 if size <= 5000 else 280) * plan.problem.get("H", 1000)
+        return outputs
+
+    def free_bytes(self):
+        return 10 * latency.PAGE_STRIDE
+
+
+def played_time(gpu, plan, *, inputs=None, cold=True, batches=16, **more):
+    p = plan.problem
+    moved = plan.step.op.bytes(p) * p.get("P", 1)
+    return measure.Timing(moved / (10e12 if moved < 2**24 else 4.5e12), 0.0, 1980.0, {}, None, None, None)
+
+
+SMALL = {latency: dict(LARGEST=2**13, HOPS=20, COARSE=2, FINE=2, SHARED_KB=(1, 2), IN_L1=2048, IN_L2=4096, PAGE_STRIDE=4096 + 128),
+         bank_conflicts: dict(THREADS=64, ROUNDS=2), constant_cache: dict(BANK=512, HOPS=20, FINE=0), l2_parts: dict(LINES=32),
+         spilling: dict(PROMISED=(4, 16)), register_file: dict(TILES=((4, 8),)), access_order: dict(STRIDES=(1, 8, 16, 32)),
+         bandwidth: dict(FINE=2)}
+
+
+@pytest.mark.parametrize("study", [s for s in registry.studies().values() if s.part == "memory"], ids=lambda study: study.name)
+def test_a_study_on_a_played_device(study, monkeypatch, tmp_path):
+    """Rows have the columns of a device, and sentences and a picture come of them."""
+    for module, constants in SMALL.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(measure, "time_plan", played_time)
+    rows = [row | dict(device=Played.device.name) for row in study.measure(Played(), lambda done, total, what: None)]
+    for name in study.columns:
+        if name not in ("loads", "sectors_per_load", "dram_bytes", "flops", "warp_instructions"):  # what only the emulator counts
+            assert any(row.get(name) is not None for row in rows), name
+    assert study.conclusions(rows) and report.studied(study, rows)
+    assert plot.draw_study(study, rows, tmp_path / "study.png").stat().st_size > 5000

@@ -17,6 +17,7 @@ from cudalab.study import Progress, Study
 LINE, SHARED_LINE = 128, 32  # bytes from one line of the chain to the next: a cache line; any number
 HOPS = 2**16
 SHARED_KB = (1, 4, 16, 48, 96, 160, 220)
+IN_L1, IN_L2 = 2**15, 2**23  # bytes, where one size will do
 COARSE, FINE = 3, 5  # sizes an octave, and extra ones for each knee
 LARGEST = 2**29  # bytes walked through
 PAGE = 2**21  # what the driver maps at once
@@ -58,11 +59,11 @@ def _row(curve: str, hop: str, size: int, device: Device, **more) -> dict:
 def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> Iterator[dict]:
     # (curve, hop, step, configuration, sizes)
     kinds = [("through L1", "address", through_caches, dict(CACHE=0), knees.spaced(8 * LINE, LARGEST, COARSE, LINE)),
-             ("through L1", "index", through_caches, dict(CACHE=0, INDEXED=1), [32 * 1024]),
-             ("past L1", "address", through_caches, dict(CACHE=1), [32 * 1024, 2**20, 2**23]),
-             ("past L1", "index", through_caches, dict(CACHE=1, INDEXED=1), [2**23]),
+             ("through L1", "index", through_caches, dict(CACHE=0, INDEXED=1), [IN_L1]),
+             ("past L1", "address", through_caches, dict(CACHE=1), [IN_L1, IN_L2]),
+             ("past L1", "index", through_caches, dict(CACHE=1, INDEXED=1), [IN_L2]),
              ("shared", "address", shared, {}, [1024 * kb for kb in SHARED_KB]),
-             ("shared", "index", shared, dict(INDEXED=1), [32 * 1024])]
+             ("shared", "index", shared, dict(INDEXED=1), [IN_L1])]
     if place.name == "emulator":
         yield from _count(kinds, place, progress)
         return
@@ -70,7 +71,7 @@ def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> I
         unit = SHARED_LINE if step is shared else LINE
 
         def cycles(size, step=step, config=config, unit=unit):
-            repeats = 3 if size <= 2**23 else 1
+            repeats = 3 if size <= IN_L2 else 1
             plan = _plan(step, size // unit, HOPS, **config)
             return statistics.median(checked.cycles_per(checked.run(place, plan, seed=seed), HOPS) for seed in range(repeats))
         sizes = [size for size in sizes if curve != "shared" or size <= _shared_limit(place.device)]
