@@ -45,11 +45,11 @@ __device__ __forceinline__ unsigned load_constant_word(unsigned long long addres
     return word;
 }
 
-// V floats (1, 2 or 4) of shared memory.
-template <int V>
+// One, two or four floats of shared memory.
+template <int Floats>
 __device__ __forceinline__ void load_shared_floats(float* registers, unsigned address) {
-    if constexpr (V == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(registers[0]) : "r"(address));
-    else if constexpr (V == 2) asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(registers[0]), "=f"(registers[1]) : "r"(address));
+    if constexpr (Floats == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(registers[0]) : "r"(address));
+    else if constexpr (Floats == 2) asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(registers[0]), "=f"(registers[1]) : "r"(address));
     else asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                       : "=f"(registers[0]), "=f"(registers[1]), "=f"(registers[2]), "=f"(registers[3]) : "r"(address));
 }
