@@ -49,7 +49,8 @@ __device__ __forceinline__ unsigned load_constant_word(unsigned long long addres
 template <int Floats>
 __device__ __forceinline__ void load_shared_floats(float* registers, unsigned address) {
     if constexpr (Floats == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(registers[0]) : "r"(address));
-    else if constexpr (Floats == 2) asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(registers[0]), "=f"(registers[1]) : "r"(address));
+    else if constexpr (Floats == 2)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(registers[0]), "=f"(registers[1]) : "r"(address));
     else asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                       : "=f"(registers[0]), "=f"(registers[1]), "=f"(registers[2]), "=f"(registers[3]) : "r"(address));
 }
