@@ -224,7 +224,7 @@ def targets(device, small=False):
     add("dram_copy", "ld, st.global", batched, sheet, None, roof_copy.bytes, "byte", both, outside=True)
     H = 8 if small else max(8, device.l2_bytes // 3 // (4 * W) // 8 * 8)
     sizes = dict(H=H, W=W, R=rounds(40, 4 * 4096 * H))
-    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True)
+    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True, outside=True)
     sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
     add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
     return found
