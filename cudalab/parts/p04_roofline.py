@@ -210,9 +210,9 @@ def targets(device, small=False):
         roof = COMPUTE.get(dtype, dtype)
         if roof not in rates:
             continue
-        blocks = 1 if roof == "fp8" else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
+        blocks = 1 if roof == "fp8" or small else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
         for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 256 * blocks, 64, 64)):
-            K = (64 if small else depth) // itemsize(dtype)
+            K = (32 if small else depth) // itemsize(dtype)
             N = 64 if small else columns
             R = rounds(rates[roof], 2 * rows * N * K)
             add(roof, through, step, dict(M=rows * sms, N=N, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
