@@ -97,6 +97,57 @@ def check_shared(p):
         raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the shared memory of a block: take another step")
 
 
+def share(p, c):
+    """Packs of a row that one block of its cluster has."""
+    return cdiv(packs(p, c.VEC), c.CLUSTER)
+
+
+def blocks_of_pipeline(p, c):
+    """Blocks of the cluster: one where a row and the next fit a block's part of shared memory, else as many as make them fit."""
+    return next((blocks for blocks in (1, 2, 4) if packs(p, c.VEC) <= 2048 * blocks), 8)
+
+
+def lanes_of_pipeline(p, c):
+    """Threads of a block: about four packs each of its share of a row, 1024 at most."""
+    return min(1024, 32 * cdiv(share(p, c), 128))
+
+
+def held_of_share(p, c):
+    """Packs of its block's share that a thread holds."""
+    return cdiv(share(p, c), c.LANES)
+
+
+def stages(p, c):
+    """Rows under way to a block: about 32 KiB of them, at least two."""
+    return max(2, min(8, 32 * 1024 // (16 * share(p, c))))
+
+
+def blocks_that_stay(p, c):
+    """Blocks of the whole launch: as many as fill a device of 132 multiprocessors by threads or by shared memory."""
+    fit = min(2048 // c.LANES, 220 * 1024 // (c.STAGES * 16 * share(p, c) + 2048), 16, 65536 // (48 * c.LANES))
+    return 132 * max(1, fit)
+
+
+def check_pipelined(p, c):
+    """Raises BadShape for rows that are not whole packs of 16 bytes or do not fit, BadConfig where VECS packs a thread are not what it takes."""
+    if p.N * itemsize(p.dtype) % 16:
+        raise BadShape(f"rows of {p.N} elements of {p.dtype} are not a multiple of 16 bytes, which bulk copies move: take an earlier step")
+    if c.VEC * itemsize(p.dtype) != 16 or c.VECS != held_of_share(p, c):
+        raise BadConfig(f"VEC={c.VEC}, VECS={c.VECS}: a pack is 16 bytes, and {c.LANES} threads hold {held_of_share(p, c)} each")
+    if held_of_share(p, c) > REGISTERS // 4:
+        raise BadConfig(f"LANES={c.LANES}: {held_of_share(p, c)} packs of 16 bytes a thread do not fit its registers")
+
+
+def clusters(p, c):
+    """Clusters of the launch: what GRID blocks make, and no more than there are rows."""
+    return max(1, min(p.M, c.GRID // c.CLUSTER))
+
+
+def room(p, c):
+    """Bytes of shared memory for the rows under way."""
+    return c.STAGES * 16 * share(p, c)
+
+
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
@@ -104,5 +155,10 @@ TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 
 ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=1, HINT=2)
 TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 768, 800, 1024), BLOCKS=(1, 2, 3, 4),
                    HINT=(0, 1, 2, 3))
+# GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
+PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages, GRID=blocks_that_stay, BLOCKS=1,
+                 HINT=1)
+TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024), STAGES=(1, 2, 3, 4, 6, 8, 16),
+                      GRID=(132, 264, 396, 528, 660, 792, 1056, 1584, 2112), HINT=(0, 1))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2, 3))
