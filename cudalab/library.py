@@ -155,11 +155,11 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     from cudalab.registry import resolve_step
     if name == "reduce":
         return resolve_step("reduce/last_block"), dict(VEC=vec)
+    vec = math.gcd(vec, rows.widest(problem))
     if name == "axis":
         if problem.variant.endswith("_first"):
             return resolve_step("axis/slabs"), dict(VEC=vec)
         return resolve_step("axis/packs" if problem.M >= MANY_ROWS else "axis/split"), dict(VEC=vec)
-    vec = math.gcd(vec, rows.widest(problem))
     if name == "argmax":
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)

@@ -2,8 +2,8 @@
 //
 // Before: each meeting compared values for order and for NaN, and places.
 // Now: a float's bits, turned so that they sort as it does, with NaN above all, stand over the place turned round (see keys.cuh).  A thread
-// keeps value and place of its best while it scans, since further right only a larger element is better, and makes the key once.  LOADS packs
-// of VEC elements are under way together.
+// keeps value and place of its best while it scans, since further right only a larger element is better, and makes the key once.  LOADS
+// packs of VEC elements are under way together.
 // A block owns ROWS rows, LANES threads each; lane t of a row takes packs t, t + LANES, …
 // Limited now by: a row's block: few long rows leave most multiprocessors idle.
 

@@ -2,8 +2,8 @@
 //
 // Before: the row was read twice, and Welford's update made every element wait for the one before.
 // Now: two passes over registers cost no memory: first the sum, then the squared deviations from the mean, both free of long chains and at
-// least as exact as Welford's.  A warp takes the mean of its own elements; means and deviations of the warps join by Chan's formula, so that
-// one barrier does where two passes across the block would need two.
+// least as exact as Welford's.  A warp takes the mean of its own elements; means and deviations of the warps join by Chan's formula, so
+// that one barrier does where two passes across the block would need two.
 // A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row of up to 32 lanes needs no barrier.
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
 
@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
     }
     const int warp = WARPS > 1 ? threadIdx.x / 32 : 0, own = columns_of(warp, N);
     float mean = reduce_lanes<WIDTH>(sum, Add{}) / max(own, 1);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         float e[VEC];
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
         square = reduce_lanes<32>(square, Add{});
     }
     const float factor = rsqrtf(square / N + eps);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;

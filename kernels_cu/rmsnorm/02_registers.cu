@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
         sum = reduce_slots<WARPS>(slots, Add{});
     }
     const float factor = rsqrtf(sum / N + eps);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;

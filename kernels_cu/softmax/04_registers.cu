@@ -1,8 +1,8 @@
 // Registers: the row is read once and stays in registers, as it came, until it is written.
 //
 // Before: the row was read again for the result.
-// Now: each thread keeps its VECS packs of VEC elements in the type of the memory, half the registers of floats where that has 16 bits; they
-// are all asked for before the first is used, so that much of the row is under way at once.
+// Now: each thread keeps its VECS packs of VEC elements in the type of the memory, half the registers of floats where that has 16 bits;
+// they are all asked for before the first is used, so that much of the row is under way at once.
 // Sums are taken relative to the maximum of their own warp and rescaled when warps meet: one barrier instead of two.
 // A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row of up to 32 lanes needs no barrier at all.
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
@@ -39,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS) softmax(const 
         for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, e[i]);
     }
     largest = reduce_lanes<(LANES < 32 ? LANES : 32)>(largest, Larger{});
+    forget(held);
     float shift = shift_of(largest);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
@@ -56,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS) softmax(const 
         sum = reduce_lanes<32>(lane < WARPS ? sums[lane] * exponential(maxima[lane] - shift) : 0.0f, Add{});
     }
     const float factor = 1.0f / sum;
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;
