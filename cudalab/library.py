@@ -165,7 +165,7 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
     if rows.packs(problem, vec) <= LONG_ROW or sm < 90 and rows.fits(problem, vec, 1024):
         idea = "registers"
-    elif sm >= 90 and rows.fits(problem, vec, 8 * 1024):
+    elif sm >= 90 and rows.fits(problem, vec, 1024, 16):
         idea = "cluster"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"
