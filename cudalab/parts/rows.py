@@ -66,9 +66,10 @@ def blocks_of_row(p, c):
 
 
 def lanes_of_cluster(p, c):
-    """Threads of each block of the cluster: few that have five packs each, or where the row is longer, as many as make seven, 1024 at most."""
+    """Threads of each block of the cluster: few that have five packs each, 512 that have eight, else as many as make seven."""
     share = cdiv(packs(p, c.VEC), c.CLUSTER)
-    return next((threads for threads in (128, 256, 512) if share <= 5 * threads), min(1024, 32 * cdiv(cdiv(share, 7), 32)))
+    few = next((threads for threads, most in ((128, 5), (256, 5), (512, 8)) if share <= most * threads), None)
+    return few or min(1024, 32 * cdiv(cdiv(share, 7), 32))
 
 
 def held(p, c):

@@ -1,4 +1,4 @@
-// Pipelined: blocks stay, with their weights in registers, and the copy engine brings their next rows while they work on this one.
+// Pipelined: blocks stay and keep their weights, and the copy engine brings their next rows meanwhile.
 //
 // Before: a block asked for its row, waited, computed and wrote, and fetched the weights again for every row.
 // Now: a cluster takes row after row, always the same columns of each, whose weights it may KEEP.  One thread of each block keeps STAGES
