@@ -97,6 +97,26 @@ def _cublas(problem: Problem, buffers: Mapping, stream) -> Callable:
     return functools.partial(cupy.matmul, buffers["A"], buffers["B"], out=buffers["C"])
 
 
+# -- CuPy's own kernels
+
+def _cupy_missing() -> str | None:
+    try:
+        import cupy  # noqa: F401
+    except ImportError as error:
+        return f"CuPy does not import ({str(error).strip().splitlines()[0]}): {cure(gpu=True)}"
+    return None
+
+
+def _cupy_version() -> str:
+    import cupy
+    return f"CuPy {cupy.__version__}"
+
+
+def _cupy_add(problem: Problem, buffers: Mapping, stream) -> Callable:
+    import cupy
+    return functools.partial(cupy.add, buffers["A"], buffers["B"], out=buffers["C"])
+
+
 # -- cublasLt through nvmath-python
 
 COMPUTE_32F, REAL_32F = 68, 0  # cublasComputeType_t CUBLAS_COMPUTE_32F (no TF32), cudaDataType CUDA_R_32F
@@ -207,4 +227,5 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in (
     Peer("cublas", "cuBLAS FP32 through CuPy's matmul(out=), TF32 off", ("sgemm",), _cublas, _cublas_missing, _cublas_version),
     Peer("cublaslt", f"the fastest of cublasLt's first {CANDIDATES} heuristics, FP32, TF32 off", ("sgemm",),
          _cublaslt, _cublaslt_missing, _cublaslt_version),
+    Peer("cupy_add", "CuPy's add(out=)", ("vecadd",), _cupy_add, _cupy_missing, _cupy_version),
 )}

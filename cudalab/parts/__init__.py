@@ -1,5 +1,5 @@
-"""The lab's parts, in order.  A part is a module of this package that holds its title and its ops."""
+"""The lab's parts, in order.  A part is a module of this package that holds its title, its ops and its studies."""
 
-from cudalab.parts import p03_memory, p04_roofline, p05_sgemm
+from cudalab.parts import p01_trace, p02_vecadd, p03_memory, p04_roofline, p05_sgemm
 
-PARTS = (p03_memory, p04_roofline, p05_sgemm)
+PARTS = (p01_trace, p02_vecadd, p03_memory, p04_roofline, p05_sgemm)
