@@ -44,7 +44,7 @@ def through_caches(p, c):
     yield Tensor("cycles", (1,), "i64", "out")
     yield Launch("chase_link", grid=cdiv(p.L, 256), block=256, args="order chain L")
     warm = p.L if p.L <= 2**20 else 2**14  # what no cache can hold need not be walked through whole
-    yield Launch("chase", grid=1, block=1, args=("order", "chain", "last", "cycles", "H", i32(warm)))
+    yield Launch("chase", grid=1, block=1, args=("order", "chain", "last", "cycles", "H", i32(warm), i32(-warm % p.L)))
 
 
 @chase.step(2, STRIDE=32, INDEXED=0, zero=("INDEXED",))
@@ -301,7 +301,7 @@ studies = (
     latency.study(through_caches, shared),
     latency.reach_study(through_caches),
     l2_parts.study(every_line),
-    bandwidth.study(interleaved),
+    bandwidth.study(interleaved, bulk),
     access_order.study(columns),
     bank_conflicts.study(repeated),
     spilling.study(live_values),
