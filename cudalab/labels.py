@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 STEPS, TURNS = 40, 16  # rings of candidate places, places of the first ring
@@ -19,15 +21,21 @@ def place(points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, fl
 
     The first points choose first.  None where there is no room left.
     """
-    obstacles = [(x - radius, y - radius, x + radius, y + radius) for x, y in points] + list(taken)
+    obstacles = np.array([(x - radius, y - radius, x + radius, y + radius) for x, y in points] + list(taken))
     found: list[Box | None] = []
     for (x, y), (width, height) in zip(points, sizes, strict=True):
-        box = next((box for box in _candidates(x, y, width, height, radius + gap) if _inside(box, bounds)
-                    and not any(overlap(_grown(box, gap), other) for other in obstacles)), None)
+        box = next((box for box in _candidates(x, y, width, height, radius + gap)
+                    if _inside(box, bounds) and _clear(_grown(box, gap), obstacles)), None)
         found.append(box)
         if box:
-            obstacles.append(box)
+            obstacles = np.vstack([obstacles, box])
     return found
+
+
+def _clear(box: Box, others: np.ndarray) -> bool:
+    """Whether a box overlaps none of the others."""
+    left, bottom, right, top = box
+    return not ((left < others[:, 2]) & (others[:, 0] < right) & (bottom < others[:, 3]) & (others[:, 1] < top)).any()
 
 
 def clusters(points: Sequence[tuple[float, float]], near: float) -> list[tuple[tuple[float, float], list[int]]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cudalab import traffic
 from cudalab.errors import LabError, UnknownName
 from cudalab.installed import cure
 from cudalab.problem import Problem
@@ -24,7 +25,7 @@ CANDIDATES = 10  # how many of cublasLt's heuristics are tried
 class Peer:
     """prepare(problem, buffers: tensor name -> CuPy array, stream) -> a call that enqueues the work; it may have an attribute `note` (what
     was chosen).  missing() -> None, or why it cannot run and what installs it.  version() -> text.  ops: names, empty for any.
-    computes: False for what only moves the bytes, a roof measured in the same run: its result is not looked at."""
+    prepare raises LabError for a problem that it cannot do.  computes: False for what only moves the bytes, a roof measured in the same run: its result is not looked at."""
 
     name: str
     title: str
@@ -228,4 +229,10 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in (
     Peer("cublaslt", f"the fastest of cublasLt's first {CANDIDATES} heuristics, FP32, TF32 off", ("sgemm",),
          _cublaslt, _cublaslt_missing, _cublaslt_version),
     Peer("cupy_add", "CuPy's add(out=)", ("vecadd",), _cupy_add, _cupy_missing, _cupy_version),
+    Peer("copy", "a copy of the same bytes within the device", ("softmax", "rmsnorm", "layernorm"),
+         traffic.copy, traffic.missing, traffic.version, computes=False),
+    Peer("read", "one pass over the same bytes that only reads them", ("reduce", "argmax", "axis"),
+         traffic.read, traffic.missing, traffic.version, computes=False),
+    Peer("cupy", "CuPy's own function, whose sums go through CUB", ("reduce", "argmax", "axis", "softmax"),
+         traffic.cupy_function, traffic.missing, traffic.version),
 )}

@@ -1,8 +1,8 @@
 """Kernels under a device's roofs: steps of the lab, and the kernels of a language model, as points of one table and one picture.
 
-A point is a mapping: kernel, shape, dtype, variant; phase and count (of a model's kernels); flops, bytes, intensity (FLOP a byte); compute (the
-roof of its arithmetic), bound (the roof that holds it), floor_s (the least time); time_s, source (of the time), rate_per_s, share (of the
-roof); and of the verdict limit, share_of_limit, words, first, counters.
+A point is a mapping: kernel, shape, dtype, variant; phase and count (of a model's kernels); flops, bytes, intensity (FLOP a byte); compute
+(the roof of its arithmetic), bound (the roof that holds it), floor_s (the least time); time_s, source (of the time), rate_per_s, share (of
+the roof); and of the verdict limit, share_of_limit, words, first, counters.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ UNKNOWN = dict.fromkeys(("time_s", "source", "rate_per_s", "share", "limit", "sh
 def place(step: Step, problem: Problem, known: Mapping[str, Roof]) -> dict:
     """A step by its op's own count of work; no time is in it yet."""
     op = step.op
-    compute, flops, traffic = roofline.compute_roof(op, problem, known), op.flops(problem), roofline.traffic(op, problem)
+    compute, flops, traffic = roofline.compute_roof(problem, known), op.flops(problem), roofline.traffic(op, problem)
     return dict(kernel=step.path, shape=problem_text(problem), dtype=problem.dtype, variant=problem.variant, phase=None, count=1,
                 **_floor(flops, *traffic, compute, known))
 
@@ -62,7 +62,8 @@ def by_work(point: dict, step: Step, problem: Problem, target: str, device: Devi
     if not one:
         raise LabError(f"{one.label} is wrong on the emulator: {one.verdicts[0].reason}")
     total = one.counters.total()
-    found = verdict.of_work(roofline.demands(total, device, problem.dtype), excess=derived(total)["shared_excess"])
+    demands = roofline.demands(total, device, problem.dtype)
+    found = verdict.of_work(demands, point["bound"], excess=derived(total)["shared_excess"])
     but = "".join(f"; but {words}" for words in counted.joined(one))
     found = replace(found, words=f"counted at {problem_text(shapes[0])}: {found.words}{but}")
     return judged(point, found, total)

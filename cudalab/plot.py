@@ -105,20 +105,20 @@ def write(figure, file: Path) -> None:
 
 
 def _bars(axes, op, device: str, steps: Mapping[str, Mapping[str, Mapping]]) -> None:
-    rows = [ladder.beside_first_peer(op, by_peer) for by_peer in steps.values()]
-    amount, scale = (op.rate, 1e9 if op.rate == "bytes" else 1e12)
-    rates = [row[amount] / row["time_s"] / scale for row in rows]
+    rows = [ladder.headline(op, by_peer) for by_peer in steps.values()]
+    rates, unit = [report.rate(row) for row in rows], report.rate_unit(rows[0])
     axes.barh(list(steps), rates, color=[BEST if rate == max(rates) else BAR for rate in rates], height=0.7)
     for place, row in enumerate(rows):  # figures in a column of their own, where no line crosses them
         axes.text(1.06, place, report.rate_text(row), transform=axes.get_yaxis_transform(), va="center", ha="right")
     axes.invert_yaxis()
     for peer, (colour, dashes) in zip(op.peers, itertools.cycle(LINES)):
-        times = [by_peer[peer]["peer_time_s"] for by_peer in steps.values() if peer in by_peer and by_peer[peer]["peer_time_s"]]
-        if times:
-            rate = rows[0][amount] / sorted(times)[len(times) // 2] / scale  # the median of the peer's own measurements
-            axes.axvline(rate, color=colour, linewidth=1.5, linestyle=dashes, label=f"{peer} {rate:.{0 if op.rate == 'bytes' else 1}f}")
+        theirs = [report.rate(by_peer[peer], "peer_time_s") for by_peer in steps.values() if peer in by_peer]
+        theirs = sorted(filter(None, theirs))
+        if theirs:
+            rate = theirs[(len(theirs) - 1) // 2]  # the median of the peer's own measurements
+            axes.axvline(rate, color=colour, linewidth=1.5, linestyle=dashes, label=f"{peer} {report.number_text(rate, unit)}")
     axes.set_title(f"{op.name} {report.case_text(rows[0])} on {device}", loc="left")
-    axes.set_xlabel(report.rate_unit(op.name))
+    axes.set_xlabel(unit)
     axes.margins(x=0.05, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

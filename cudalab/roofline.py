@@ -68,9 +68,9 @@ def roofs(device: Device, protocol: str = "steady") -> dict[str, Roof]:
     return architecture(device) | measured(device, protocol)
 
 
-def compute_roof(op: Op, problem: Problem, known: Mapping[str, Roof]) -> str:
-    """Which roof the op's arithmetic is under: FP32 lanes for what moves bytes, else the units that multiply its type of elements."""
-    name = "fp32" if op.rate == "bytes" and problem.dtype != "f64" else COMPUTE.get(problem.dtype, problem.dtype)
+def compute_roof(problem: Problem, known: Mapping[str, Roof]) -> str:
+    """Which roof the op's arithmetic is under: the fastest units that multiply its type of elements (what only moves bytes stays far below)."""
+    name = COMPUTE.get(problem.dtype, problem.dtype)
     return name if name in known else "fp32"
 
 
@@ -89,7 +89,7 @@ def dram_time(read: float, written: float, known: Mapping[str, Roof]) -> float:
 def floor(op: Op, problem: Problem, device: Device, protocol: str = "steady") -> tuple[str, float]:
     """Which roof bounds the op at this size, and the time in seconds below which the device cannot go."""
     known = roofs(device, protocol)
-    compute = compute_roof(op, problem, known)
+    compute = compute_roof(problem, known)
     times = {compute: op.flops(problem) / known[compute].value, "dram": dram_time(*traffic(op, problem), known)}
     name = max(times, key=times.get)
     return name, times[name]

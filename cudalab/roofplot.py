@@ -64,7 +64,6 @@ def make(points: Sequence[Mapping], known: Mapping[str, Roof], device: Device):
     hollow = "; hollow: as fast as its roof lets it be" if any(not p["time_s"] for p in points) else ""
     measured = "as measured" if known["dram_read"].measured else "of the architecture"
     axes.set_title(f"{device.name}: kernels under the roofs {measured}{hollow}", loc="left", fontsize=9)
-    canvas.draw()
     return figure, _label(axes, canvas.get_renderer(), points, lines, [known["dram_read"], *ceilings.values()])
 
 

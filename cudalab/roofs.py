@@ -9,8 +9,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from cudalab import roofline
 from cudalab.devices import Device
 from cudalab.errors import LabError
@@ -75,11 +73,13 @@ def _timed(target: Target, gpu, protocol: str, known) -> dict:
                 temperature_c=timing.temperature_c, throttle=", ".join(timing.throttle or ()) or None)
 
 
-def rate_inside(stamps: np.ndarray, work: int) -> tuple[float, float]:
+def rate_inside(stamps, work: int) -> tuple[float, float]:
     """Operations a cycle of one multiprocessor, and the clock in Hz, from the stamps of all blocks, which share `work` evenly; medians.
 
+    stamps: an array with a row a block.
     Raises LabError for stamps that a device cannot have left, such as a clock that stood still.
     """
+    import numpy as np
     stamps = np.asarray(stamps).astype(np.int64)
     cycles, nanoseconds = stamps[:, 2] - stamps[:, 1], stamps[:, 4] - stamps[:, 3]
     if (cycles <= 0).any() or (nanoseconds <= 0).any():

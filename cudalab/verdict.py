@@ -116,16 +116,17 @@ def _latency(share: float, near: str, counters: Mapping, known) -> Verdict:
     return Verdict("latency", share, words, first)
 
 
-def of_work(demands: Sequence[Demand], time_s: float | None = None, excess: int = 0) -> Verdict:
+def of_work(demands: Sequence[Demand], needed: str, time_s: float | None = None, excess: int = 0) -> Verdict:
     """The verdict by counted work (roofline.demands, the busiest first): which limit would hold the kernel if nothing ever waited.
 
-    time_s: what the same work took on the device that the demands are of.  excess: wavefronts of shared memory that are bank conflicts.
+    needed: the limit that the op has whatever the kernel does.  time_s: what the same work took on the device that the demands are of.
+    excess: wavefronts of shared memory that are bank conflicts.
     """
     busiest = demands[0]
-    needed = max((d for d in demands if d.name not in ("shared", "issue")), key=lambda d: d.time_s)
     words = f"{_limit(busiest.name)} is busy the longest"
-    if needed is not busiest:
-        words += f", which leaves {_limit(needed.name)} at {needed.time_s / busiest.time_s:.0%} of its roof at most"
+    own = next((d for d in demands if d.name == needed), busiest)
+    if own is not busiest:
+        words += f", which leaves {_limit(needed)} at {own.time_s / busiest.time_s:.0%} of its roof at most"
     share = None if time_s is None else busiest.time_s / time_s
     if share is not None:
         words += f"; {share:.0%} of the time"

@@ -140,10 +140,11 @@ def _model(config, batch, sequence, phase, dtypes, device, known) -> list[dict]:
 @opt.sets
 @click.option("--times", type=click.IntRange(1, 1000), default=1, show_default=True, help="How often.")
 @opt.seed
-def run(target, shapes, dtypes, variants, sets, times, seed):
+@opt.as_json
+def run(target, shapes, dtypes, variants, sets, times, seed, as_json):
     """Launch a step on the GPU, on random inputs, and nothing else: for a profiler to look at.
 
-    Example: ncu --kernel-name sgemm python cli.py run step5
+    Example: python cli.py run step5, under 'ncu --kernel-name sgemm'
     """
     from cudalab import check, gpu
     settings = opt.assignments(sets)
@@ -159,4 +160,7 @@ def run(target, shapes, dtypes, variants, sets, times, seed):
         for _ in range(times):
             enqueue()
     place.synchronize(step.path)
-    opt.note(f"{step.path} at {plan.problem}: ran {times} times on {place.device.name}")
+    if as_json:
+        return opt.print_json(dict(step=step.path, shape=dict(plan.problem), config=dict(plan.config), times=times,
+                                   device=place.device.name))
+    click.echo(f"{step.path} at {plan.problem}: ran {times} times on {place.device.name}")

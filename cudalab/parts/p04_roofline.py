@@ -10,7 +10,7 @@ from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
 from cudalab.spec import Launch, Op, Tensor
 from cudalab.study import Study
 
-TITLE = "the roofline: what a device can do at most, and what limits a kernel"
+TITLE = "the roofline: a device's roofs, and what limits a kernel"
 
 
 def stamped(entry, grid, block, args, smem=0):
@@ -24,7 +24,7 @@ def stamped(entry, grid, block, args, smem=0):
 
 roof_fma = Op(
     "roof_fma",
-    title="D = C + a·b, 2 R + 1 times over with the sign of a in turns: T rows of J sums that share a and b",
+    title="D = C + a·b, to and fro for R rounds: T rows of J sums that share a and b",
     dims=("T", "J", "R"),
     inputs=dict(A="T", B="T", C="T, J"),
     outputs=dict(D="T, J"),
@@ -78,8 +78,9 @@ def steps_of_k(p):
 @roof_tensor.step(1, min_sm=lambda p: 89 if p.dtype.startswith("fp8") else 80, WARPS=8, TILES_M=2, TILES_N=8, STEPS=steps_of_k,
                   tune=dict(WARPS=(4, 8), TILES_M=(2, 4), TILES_N=(4, 8)))
 def warp(p, c):
-    if c.STEPS > 4:
-        raise BadShape(f"K={p.K} of {p.dtype}: a warp holds its operands in registers, at most 128 bytes of K")
+    most = 2 if p.dtype.startswith("fp8") else 4  # a Hopper converts fp8 to f16, in twice the registers
+    if c.STEPS > most:
+        raise BadShape(f"K={p.K} of {p.dtype}: a warp holds its operands in registers, at most {32 * most} bytes of K")
     grid = cdiv(p.M, 16 * c.TILES_M * c.WARPS) * cdiv(p.N, 8 * c.TILES_N)
     yield from stamped("roof_tensor", grid, 32 * c.WARPS, "A B C | M N K R")
 
@@ -116,7 +117,6 @@ roof_read = Op(
     depth=lambda p: p.H,
     flops=lambda p: p.H * p.W * p.R,
     bytes=lambda p: 4 * (p.H + 1) * p.W,
-    rate="bytes",
     samples=(dict(X=1, S=0),),
     peers=(),
     shapes=dict(emulate=shapes("9x2052x2 11x135x1 1x1x1", PASSES), check=shapes("1x1x1 7x4099x3 40x6150x1 19x20000x2", PASSES),
@@ -149,7 +149,6 @@ roof_write = Op(
     depth=lambda p: 1,
     flops=lambda p: p.H * p.W,
     bytes=lambda p: 4 * (p.H * p.W + p.H + p.W),
-    rate="bytes",
     samples=(dict(A=0, Y=0), dict(B=0, Y=1)),
     peers=(),
     shapes=dict(emulate=shapes("5x2052 3x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
@@ -172,7 +171,6 @@ roof_copy = Op(
     depth=lambda p: 1,
     flops=lambda p: p.H * p.W,
     bytes=lambda p: 8 * p.H * p.W,
-    rate="bytes",
     samples=(dict(X=0, Y=0), dict(X=1, Y=1)),
     peers=(),
     shapes=dict(emulate=shapes("9x2052 11x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
@@ -212,10 +210,12 @@ def targets(device, small=False):
         roof = COMPUTE.get(dtype, dtype)
         if roof not in rates:
             continue
-        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 512, 64, 64)):
+        blocks = 1 if roof == "fp8" else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
+        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 256 * blocks, 64, 64)):
             K = (64 if small else depth) // itemsize(dtype)
-            R = rounds(rates[roof], 2 * rows * columns * K)
-            add(roof, through, step, dict(M=rows * sms, N=columns, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
+            N = 64 if small else columns
+            R = rounds(rates[roof], 2 * rows * N * K)
+            add(roof, through, step, dict(M=rows * sms, N=N, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
     W = 4096 * sms
     H = 8 if small else min(2**31, device.memory_bytes // 8) // (4 * W)
     sheet, both = dict(H=H, W=W), ("global_load_bytes", "global_store_bytes")
