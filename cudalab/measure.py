@@ -150,10 +150,10 @@ def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None
               batches: int = PAIRS, seed: int = 0, protocol: str = "steady") -> Timing:
     """Check a plan, time it under a protocol without a peer, check it again.
 
-    inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
-    checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
-    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
-    Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    inputs: NumPy arrays by name; what is not given is drawn, and checked as for `bench_step`.  Where all are given, the NumPy reference on
+    the host decides (bit for bit where the outputs are integers).  cold: rotate over sets of buffers that together exceed L2; False: one
+    set, whose data stay where the caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their
+    number.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
     bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone(graph)

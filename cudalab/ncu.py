@@ -7,7 +7,6 @@ reference.  A device that lacks one gives None for it.
 import csv
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cudalab.errors import LabError, MissingTool
+from cudalab.installed import program
 from cudalab.spec import KERNELS, Plan
 from cudalab.verdict import STALLS, UNITS
 
@@ -42,22 +42,14 @@ TAKEN = ("another tool holds the device's counters (DCGM, another profiler, CUPT
          "'dcgmi profile --pause'; --no-counters goes without them")
 
 
-def find_ncu() -> Path | None:
-    """Nsight Compute's command: on PATH, or a toolkit's; None where there is none."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *(f"{home}/bin" for home in homes if home)])
-    found = shutil.which("ncu", path=path)
-    return Path(found) if found else None
-
-
 def profile(plan: Plan, timeout_s: float = 300.0) -> list[dict]:
     """Counters of the plan's launches, one mapping a launch in their order: the names of METRICS, and `kernel`.  None: not on this device.
 
     Raises MissingTool without ncu, LabError where counters may not be read, are in use, or ncu fails.
     """
-    ncu = find_ncu()
+    ncu = program("ncu")
     if ncu is None:
-        raise MissingTool("ncu is not on PATH: install Nsight Compute (it comes with the CUDA toolkit), or take --no-counters")
+        raise MissingTool("ncu is neither on PATH nor in a toolkit's folder: 'doctor' says what installs it; --no-counters goes without it")
     metrics = dict.fromkeys(name for names in METRICS.values() for name in names)
     for _ in range(4):  # an older or newer device lacks a metric or two, and ncu then measures nothing
         text = _run(ncu, plan, list(metrics), timeout_s)

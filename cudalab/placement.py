@@ -48,6 +48,12 @@ def from_results(point: dict, step: Step, problem: Problem, rows: Iterable[Mappi
     return timed(point, found[-1]["time_s"], f"results, {found[-1]['date'][:10]}") if found else point
 
 
+def measured(point: dict, gpu, step: Step, problem: Problem, config: Mapping[str, int]) -> dict:
+    """The point with the steady time of the step on this device, checked as every measurement is."""
+    from cudalab.measure import time_plan
+    return timed(point, time_plan(gpu, step.plan(problem, step.config(problem, config))).time_s, "measured now")
+
+
 def judged(point: dict, found: verdict.Verdict, counters: Mapping | None = None) -> dict:
     return point | dict(limit=found.limit, share_of_limit=found.share, words=found.words, first=found.first, counters=counters)
 

@@ -69,7 +69,7 @@ def roofs(device: Device, protocol: str = "steady") -> dict[str, Roof]:
 
 
 def compute_roof(problem: Problem, known: Mapping[str, Roof]) -> str:
-    """Which roof the op's arithmetic is under: the fastest units that multiply its type of elements (what only moves bytes stays far below)."""
+    """Which roof the arithmetic is under: the fastest units that multiply its type of elements (what only moves bytes stays far below)."""
     name = COMPUTE.get(problem.dtype, problem.dtype)
     return name if name in known else "fp32"
 

@@ -8,7 +8,7 @@ from command import fails, works
 from test_roofline import DRAM, H200, row
 from test_verdict import SGEMM, csv, played  # noqa: F401  (a fixture)
 
-from cudalab import labels, model, placement, registry, results, roofline, roofplot
+from cudalab import gpu, installed, labels, measure, model, placement, registry, results, roofline, roofplot, study
 from cudalab.devices import find_device
 from cudalab.errors import BadResults, LabError
 
@@ -127,6 +127,55 @@ def test_hardware_counters_give_a_step_its_time_and_verdict(played):  # noqa: F8
     assert (point["limit"], point["source"], point["time_s"]) == ("fma", "ncu", pytest.approx(2.717504e-3))
     assert point["share"] == pytest.approx(point["floor_s"] / 2.717504e-3) and point["counters"]["launches"][0]["kernel"] == "sgemm"
     assert "fma 81%" in placement.points_text([point]) and json.dumps(point)
+
+
+class Played:
+    """A GPU as far as the verb looks at it."""
+    name, target, device = "gpu", "sm_90a", H200
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Plays a GPU on which every roof takes what `row` says, and every step three milliseconds; returns what was measured."""
+    seen = []
+    monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
+
+    def timing(place, plan, **more):
+        seen.append((plan.step.path, dict(plan.problem)))
+        return measure.Timing(3e-3, 1e-5, 1980.0, {}, 400.0, 40, [])
+
+    def run(one, place, progress):
+        seen.append(one.name)
+        yield from (row(rate=60e12), *DRAM)
+    monkeypatch.setattr(measure, "time_plan", timing)
+    monkeypatch.setattr(study, "run", run)
+    return seen
+
+
+def test_on_a_gpu_roofs_are_measured_once_and_steps_where_no_result_is(lab, on_a_gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(installed, "program", lambda name: None)
+    result = works(lab("roofline", "step5", "--json", "--save", tmp_path / "rows.jsonl"))
+    found = json.loads(result.stdout)
+    assert on_a_gpu == ["roofline/roofs", ("sgemm/05_blocktile_2d", dict(M=4096, N=4096, K=4096))]
+    (point,) = found["points"]
+    assert (point["time_s"], point["source"], point["share"]) == (3e-3, "measured now", pytest.approx(2 * 4096**3 / 60e12 / 3e-3))
+    assert "ncu is not there" in result.stderr and point["limit"] is None
+    assert {roof["name"]: roof["measured"] for roof in found["roofs"]}["fp32"] is True
+    results.merge_studies(tmp_path / "rows.jsonl")
+    on_a_gpu.clear()
+    works(lab("roofline", "--json"))
+    assert on_a_gpu == [], "kept roofs count, and of steps that nobody named only results"
+    works(lab("roofline", "--measure", "--json"))
+    assert on_a_gpu == ["roofline/roofs"]
+    assert lab("roofline", "step5", "--device", "H200", "--backend", "gpu").exit_code == 2
+
+
+def test_on_a_gpu_a_step_has_its_verdict_from_hardware(lab, on_a_gpu, played):  # noqa: F811
+    calls = played(csv(("sgemm", SGEMM)))
+    text = works(lab("roofline", "step9", "--shape", "1024")).stdout
+    assert "3.000 ms" in text and "fma 81%" in text and "sgemm/09_conflict_free: the FP32 pipe 81% busy.  First: it is at the roof" in text
+    (call,) = calls()
+    assert call[call.index("--shape") + 1] == "1024x1024x1024"
 
 
 # What a person gets wrong

@@ -100,12 +100,13 @@ def _roofs(place, device, measure: bool, save, protocol: str) -> dict:
 
 def _steps(targets, shapes, dtypes, variants, settings, counters, place, device, arch, known) -> list[dict]:
     """The points of the steps named, of all of them without a name."""
-    from cudalab import ncu, placement, registry, results
+    from cudalab import placement, registry, results
+    from cudalab.installed import program
     steps = [step for text in targets for step in opt.targets(text, settings, {})] or registry.steps()
     work = [(step, problem) for step in steps for step, problem in opt.work([step], shapes, "bench", dtypes, variants, first=True)]
     rows, wanted = results.rows(device.name), bool(targets) if counters is None else counters
-    if wanted and place.name != "emulator" and counters is None and ncu.find_ncu() is None:
-        opt.note("ncu is not on PATH, so hardware counters are left out: install Nsight Compute (it comes with the CUDA toolkit)")
+    if wanted and place.name != "emulator" and counters is None and program("ncu") is None:
+        opt.note("ncu is not there, so hardware counters are left out: 'doctor' says what installs it")
         wanted = False
 
     def each(progress):
@@ -113,6 +114,9 @@ def _steps(targets, shapes, dtypes, variants, settings, counters, place, device,
             own = {name: value for name, value in settings.items() if name in step.tunables}
             config = {**(results.tuned(step, device.name, problem) or {}), **own}
             point = placement.from_results(placement.place(step, problem, known), step, problem, [] if own else rows)
+            if targets and place.name != "emulator" and point["time_s"] is None:
+                progress(number, len(work), "timing")
+                point = placement.measured(point, place, step, problem, config)
             if wanted and place.name == "emulator":
                 point = placement.by_work(point, step, problem, arch, device, progress)
             elif wanted:

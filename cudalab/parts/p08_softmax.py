@@ -77,3 +77,10 @@ def shared(p, c):
 def cluster(p, c):
     rows.check_held(p, c)
     yield Launch("softmax", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))
+
+
+@softmax.step(7, min_sm=90, **rows.PIPELINED, tune=rows.TUNE_PIPELINED, zero=("HINT",))
+def pipelined(p, c):
+    rows.check_pipelined(p, c)
+    cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None
+    yield Launch("softmax", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
