@@ -7,8 +7,6 @@ copy engine, in pieces, past L1.  On the emulator: requests, sectors and bytes o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudalab import measure
-from cudalab.counted import count_plan
 from cudalab.memory import knees
 from cudalab.memory.latency import UNIFIED, size_axis
 from cudalab.report import bytes_text, scaled_text
@@ -63,6 +61,7 @@ def study(interleaved: Step, bulk: Step) -> Study:
 
 
 def _measure(steps: Mapping[Curve, Step], place, progress: Progress) -> Iterator[dict]:
+    from cudalab import measure
     if place.name == "emulator":
         yield from _count(steps[FROM_L2], place, progress)
         return
@@ -91,6 +90,7 @@ def _measure(steps: Mapping[Curve, Step], place, progress: Progress) -> Iterator
 
 def _count(step: Step, place, progress: Progress) -> Iterator[dict]:
     """What loads ask for.  The copy engine's pieces are no requests of a warp: that curve has nothing to count."""
+    from cudalab.counted import count_plan
     curves = [curve for curve in CURVES if curve is not IN_BULK]
     for number, curve in enumerate(curves):
         progress(number, len(curves), curve.name)

@@ -6,11 +6,6 @@ Wavefronts are counted by the emulator; cycles come from the kernel's own clock 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from cudalab.counted import count_plan
-from cudalab.emulator import Emulator
-from cudalab.memory import checked
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
 
@@ -28,8 +23,9 @@ def study(repeated: Step) -> Study:
                  ("width_bytes", "places", "wavefronts", "excess_wavefronts", "ways", "load_cycles", "bytes_per_cycle"), _plot, _conclude)
 
 
-def patterns(width: int, threads: int) -> dict[str, np.ndarray]:
+def patterns(width: int, threads: int) -> dict:
     """Name -> word of each thread's place.  Strides, in accesses, double until all lanes that are served together share one bank."""
+    import numpy as np
     lane, words = np.arange(threads) % 32, width // 4
     found = {"all the same": np.zeros(threads, np.int64), "stride 1": lane * words}
     found |= {f"stride {stride}": lane * stride * words for stride in (2, 4, 8, 16, 32) if stride * words <= BANKS}
@@ -41,6 +37,9 @@ def patterns(width: int, threads: int) -> dict[str, np.ndarray]:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
+    from cudalab.emulator import Emulator
+    from cudalab.memory import checked
     emulator = place if place.name == "emulator" else Emulator(place.target, device=place.device)
     cases = [(width, name) for width in WIDTHS for name in patterns(width, 1)]
     for number, (width, name) in enumerate(cases):
@@ -61,7 +60,8 @@ def _plan(step: Step, width: int, threads: int, rounds: int):
     return step.plan(step.op.problem(dict(T=threads, R=rounds, V=width // 4)))
 
 
-def _inputs(width: int, name: str, threads: int) -> dict[str, np.ndarray]:
+def _inputs(width: int, name: str, threads: int) -> dict:
+    import numpy as np
     table = np.random.default_rng(0).integers(-15, 16, 2048).astype(np.float32)
     return dict(table=table, place=patterns(width, threads)[name].astype(np.int32))
 

@@ -7,9 +7,8 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from cudalab.counted import count_plan
 from cudalab.devices import Device
-from cudalab.memory import checked, knees, published
+from cudalab.memory import knees, published
 from cudalab.memory.knees import Plateau
 from cudalab.report import bytes_text
 from cudalab.spec import Step
@@ -58,6 +57,7 @@ def _row(curve: str, hop: str, size: int, device: Device, **more) -> dict:
 
 
 def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.memory import checked
     # (curve, hop, step, configuration, sizes)
     kinds = [("through L1", "address", through_caches, dict(CACHE=0), knees.spaced(8 * LINE, LARGEST, COARSE, LINE)),
              ("through L1", "index", through_caches, dict(CACHE=0, INDEXED=1), [IN_L1]),
@@ -87,6 +87,7 @@ def _shared_limit(device: Device) -> int:
 
 
 def _count(kinds, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
     for number, (curve, hop, step, config, _) in enumerate(kinds):
         progress(number, len(kinds), f"{curve}, by {hop}")
         for lines in EMULATED:
@@ -100,6 +101,8 @@ def _count(kinds, place, progress: Progress) -> Iterator[dict]:
 
 
 def _measure_reach(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
+    from cudalab.memory import checked
     if place.name == "emulator":
         for pages in EMULATED[:4]:
             total = count_plan(_plan(step, pages, 2 * pages, CACHE=1, STRIDE=4096 + LINE), place)
