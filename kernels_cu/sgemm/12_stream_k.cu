@@ -9,8 +9,7 @@
 // B's rows that are not aligned for wide copies are copied first to where they are (edges.cuh: sgemm_align). A few columns
 // past the last full tile would cost a column of tiles: one warp a row of C takes them (sgemm_fringe).
 // A block owns one BM x BN tile of C after another; inside it is step 11.
-// Limited now by: the register banks. A 16-byte read from shared memory writes four registers through the ports that the
-// multiply-adds read, and TM + TN such floats feed only TM * TN multiply-adds.
+// Limited now by: the register banks. What comes from shared memory is written through the ports that multiply-adds read.
 
 #include "ptx.cuh"
 
@@ -170,8 +169,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             }
         }
 
-        // Sums leave four at a time. Adding -0 changes no value; it moves them, so that nothing ties the registers they were
-        // summed in to one another, which would cost the main loop its free choice of banks.
+        // adding -0 changes no value; it moves sums that leave four at a time, so that nothing ties their registers in the main loop
         const float minus_zero = __int_as_float(K < 0 ? 0 : 0x80000000);
         const auto four = [&](int m, int n) {
             return make_float4(acc[m][n] + minus_zero, acc[m][n + 1] + minus_zero, acc[m][n + 2] + minus_zero, acc[m][n + 3] + minus_zero);
