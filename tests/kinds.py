@@ -1,6 +1,12 @@
 """Which problems the tests of every step take: each shape in the usual kind, and one shape in every other type and variant."""
 
-from cudalab.spec import Problem, Step
+from cudalab.spec import Plan, Problem, Step
+
+
+def spread(plans: list[Plan], count: int) -> list[Plan]:
+    """So many of the plans that are compiled differently, the first, the last and what lies evenly between them."""
+    different = list({(plan.config, plan.problem.kind): plan for plan in plans}.values())
+    return [different[i * (len(different) - 1) // (count - 1)] for i in range(count)] if len(different) > count else different
 
 
 def few(step: Step, purpose: str) -> list[Problem]:
