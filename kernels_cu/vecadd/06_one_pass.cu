@@ -2,11 +2,10 @@
 //
 // Before: blocks that stay had their tiles dealt out before the first was read, the same number to each, and a warp went to its
 // next loads only after its stores.
-// Now: the device gives the next tile, in order, to whichever multiprocessor has room. It was not their coming and going that
-// made the blocks of step 2 slow, but how little each moved: here a thread moves four times as much with as many instructions,
-// and a block is as large as can be. Steps 4 and 5 gain as much from GRID=0, and then differ little from this one: with enough
-// bytes under way, neither more loads nor wider ones help. The stores are the first to leave L2 (EVICT_FIRST), since nobody
-// reads the sums; that is worth next to nothing.
+// Now: the device gives the next tile, in order, to whichever multiprocessor has room. Blocks that come and go were slow in
+// step 2, where each moved little: here a thread moves four times as much with as many instructions, and a block is as large as
+// can be. Steps 4 and 5 gain nearly as much from GRID=0: with enough bytes under way, neither more loads nor wider ones help
+// much. The stores are the first to leave L2 (EVICT_FIRST), since nobody reads the sums; that is worth next to nothing.
 // A block owns a tile of THREADS vectors of C, a thread one of them. The floats behind the last whole vector are left to the
 // first threads of the grid.
 // Limited now by: the memory itself, which has to turn round between reads and writes.
