@@ -20,7 +20,7 @@ STABLE = [step for name in ("softmax", "rmsnorm", "layernorm", "argmax", "axis")
 INF, NAN = float("inf"), float("nan")
 LIMIT = {"rmsnorm": 1e18, "layernorm": 1e18}  # squares of what is larger overflow f32, in NumPy's float32 too
 SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 3e17, 3e38, -3e38, INF, -INF, NAN)
-once = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+once = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def judge(step, problem, x, place, overrides=types.MappingProxyType({})):
@@ -44,8 +44,8 @@ def special_rows(step, drawn, dtype):
     return x
 
 
-@pytest.mark.parametrize("dtype", ("f32", "bf16"))
-@pytest.mark.parametrize("step", STABLE, ids=lambda step: step.path)
+@pytest.mark.parametrize("step, dtype", [pytest.param(step, dtype, id=f"{step.path}-{dtype}") for step in STABLE
+                                         for dtype in ("f32", "bf16") if dtype == "f32" or step is step.op.steps[-1]])
 def test_special_values_come_out_as_numpy_has_them(step, dtype):
     problem = step.op.problem(dict(M=8, N=40), dtype, step.kinds()[-1][1])  # of the variants the last: a maximum
     if step.refuses(problem):
