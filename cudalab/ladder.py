@@ -118,9 +118,9 @@ def _said(kind: tuple[str, str | None]) -> str:
 def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | None) -> str:
     """A study's picture, sentences and table (folded where it is long), above its command."""
     lines = [f"`{study.name}` on {device}: {study.title}."]
-    picture = f"{study.file_stem}-{slug(device)}.svg"
-    if pictures and (pictures / picture).exists():
-        lines.append(f"![{study.name} on {device}]({pictures.name}/{picture})")
+    drawn = f"{study.file_stem}-{slug(device)}.svg"
+    if pictures and (pictures / drawn).exists():
+        lines.append(f"![{study.name} on {device}]({pictures.name}/{drawn})")
     lines += study.conclusions(rows)
     cells, heads, left = report.study_table(study.columns, rows)
     rule = ["---" if i in left else "---:" for i in range(len(heads))]

@@ -3,7 +3,7 @@
 steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events
 around the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host
 time does not, and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
-sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
+sustained: the same calls without a pause for two seconds at a time: what power and clocks allow.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 
 from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
-from cudalab.dtypes import bits, device_dtype, finite, numpy_dtype
+from cudalab.dtypes import bits, device_dtype, finite, is_float, numpy_dtype
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
@@ -29,6 +29,7 @@ PROTOCOLS = ("steady", "sustained")
 PAIRS = 16  # batches of each arm: eight times A B B A
 BATCH_S = 1e-3  # a batch lasts at least this long, unless QUEUE forbids it
 QUEUE = 400  # launches that are queued at once: the driver's queue holds about a thousand, and a full one would wait for the held stream
+GRAPH_LAUNCHES = 4  # as so many launches the launch of a graph counts there
 SUSTAINED_S, SUSTAINED_BATCH_S = 2.0, 10e-3
 RAMP = 0.25  # the share of a sustained arm's start that is dropped, while clocks and power settle
 COLD = 3  # rotating sets together hold more than this many times L2
@@ -140,18 +141,21 @@ class Timing:
     time_iqr_s: float
     sm_clock_mhz: float
     outputs: Mapping[str, np.ndarray]
+    power_w: float | None
+    temperature_c: int | None
+    throttle: list[str] | None
 
 
 def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, graph: int = 0,
-              batches: int = PAIRS, seed: int = 0) -> Timing:
-    """Check a plan, time it under the steady protocol without a peer, check it again.
+              batches: int = PAIRS, seed: int = 0, protocol: str = "steady") -> Timing:
+    """Check a plan, time it under a protocol without a peer, check it again.
 
-    inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
-    checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
-    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
-    Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    inputs: NumPy arrays by name; what is not given is drawn, and checked as for `bench_step`.  Where all are given, the NumPy reference on
+    the host decides (bit for bit where the outputs are integers).  cold: rotate over sets of buffers that together exceed L2; False: one
+    set, whose data stay where the caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their
+    number.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
-    bench = _Bench(gpu, plan, "steady", seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
+    bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone(graph)
 
 
@@ -170,7 +174,8 @@ class _Bench:
     def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say, *,
                  inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS):
         self.gpu, self.plan, self.op, self.protocol, self.seed, self.say = gpu, plan, plan.step.op, protocol, seed, say
-        self.inputs, self.cold, self.batches = inputs, cold, batches
+        self.inputs, self.cold, self.batches = inputs or {}, cold, batches
+        self.on_host = set(self.inputs) == set(self.op.inputs)  # nothing was drawn
         self.progress = progress or (lambda done, total, what: None)
         gpu.synchronize(plan.step.path)  # a context that an earlier kernel lost is said before anything else fails for it
         self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
@@ -197,8 +202,8 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                given, kind = self.inputs, self.op.kinds[0]
-                drawn = check.draw(self.op, problem, kind, rng) if given is None else {n: self._placed(n, a) for n, a in given.items()}
+                drawn = {} if self.on_host else check.draw(self.op, problem, self.op.kinds[0], rng)
+                drawn |= {n: self._placed(n, a) for n, a in self.inputs.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -206,14 +211,15 @@ class _Bench:
         """The plan timed by itself, by stream or (graph > 0) that many times in a CUDA graph."""
         if graph:
             what = self.plan.step.path
-            self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], 1)
+            self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], GRAPH_LAUNCHES)
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
-        pairs, clocks = self._steady(None)
+        pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
+        electric = self.monitor.summary()
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own)
+        return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own, **electric)
 
     def _placed(self, name: str, array: np.ndarray):
         """A given input on the device; its bits, for CuPy knows not every type."""
@@ -301,7 +307,7 @@ class _Bench:
         return cupy.cuda.get_elapsed_time(start, end) / 1e3 / count
 
     def _sustained(self, theirs: Arm | None):
-        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours, self.ours]
+        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours]
         sizes = {id(arm): self._calls_sustained(arm) for arm in arms}
         tick, measured, clocks = self._ticker(len(arms), theirs), [], []
         self.monitor.summary()
@@ -351,7 +357,7 @@ class _Bench:
         """Poison, run once, check: sampled rows and columns by NumPy, the whole by CuPy."""
         self.gpu.poison(self.plan.tensors.values(), self.sets[0])
         self._run_once(self.ours, 0)
-        if self.inputs is not None:
+        if self.on_host:
             return self._check_on_host(self.sets[0], "before the timing")
         verdict = check.check_on_device(self.gpu, self.op, self.plan.problem, self.sets[0], seed=self.seed)
         self._accept(verdict, "before the timing")
@@ -359,7 +365,7 @@ class _Bench:
 
     def _check_on_host(self, buffers: Mapping, when: str) -> check.Error:
         """Of inputs that were given: what a set's outputs are, by NumPy; integers bit for bit."""
-        exact = all(self.tensors[name].dtype[0] in "iu" for name in self.op.outputs)
+        exact = not any(is_float(self.tensors[name].dtype) for name in self.op.outputs)
         outputs = {name: buffers[name].get() for name in self.op.outputs}
         verdict = check.compare(self.op, self.plan.problem, self.inputs, outputs, exact=exact)
         self._accept(verdict, when)
@@ -376,7 +382,7 @@ class _Bench:
             for number, buffers in enumerate(used):
                 if not all(finite(buffers[name], self.tensors[name].dtype) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
-        if self.inputs is not None:
+        if self.on_host:
             return self._check_on_host(used[-1], "after the timing")
         error = check.device_error(self.gpu, self.op, self.plan.problem, used[-1])
         self._accept(check.judge(self.op, self.plan.problem, error, exact=False, peer_error=peer_error), "after the timing")
@@ -398,11 +404,11 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
         versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
-    roof, share = roofline.share(op, problem, device, summary.time_s)
+    roof, share, measured = roofline.share(op, problem, device, summary.time_s, protocol)
     return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
-                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
-                ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                roof=roof, roof_share=share, roof_measured=measured, peer_time_s=summary.peer_time_s,
+                peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
                 source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
                 throttle=throttle, versions=versions, date=results.now())

@@ -10,8 +10,6 @@ from cudalab.results import slug
 from cudalab.study import Study
 
 INK, BAR, BEST, LINES = "#333333", "#9fb8cf", "#2f6ca3", (("#b5532a", "-"), ("#222222", (0, (2, 3))), ("#4f7d4f", (0, (6, 3))))
-
-
 RC = {"font.size": 9, "svg.hashsalt": "cudalab", "svg.fonttype": "none", "text.color": INK, "axes.edgecolor": INK}
 
 
@@ -20,7 +18,7 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
 
     Raises MissingTool without matplotlib, BadResults if there is nothing to draw or the folder cannot be written.
     """
-    rc_context, Figure = _matplotlib()
+    rc_context, Figure = matplotlib()
     files = []
     for op in registry.ops().values():
         for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
@@ -41,16 +39,21 @@ def require(study: Study, file: Path) -> None:
     """Raise LabError for a study without a picture or a file that is not .svg or .png, MissingTool without matplotlib."""
     if study.plot is None:
         raise LabError(f"{study.name} has no picture: its table is all there is")
+    require_file(file)
+
+
+def require_file(file: Path) -> None:
+    """Raise LabError for a file that is not .svg or .png, MissingTool without matplotlib."""
     if file.suffix not in (".svg", ".png"):
         raise LabError(f"'{file}' is not a picture: name a file that ends in .svg or .png")
-    _matplotlib()
+    matplotlib()
 
 
 def draw_study(study: Study, rows: Sequence[Mapping], file: Path) -> Path:
     """The study's picture in `file`, .svg or .png.  Raises as `require` does, and BadResults if the file cannot be written."""
     require(study, file)
-    with _matplotlib()[0](RC):
-        _write(_study_figure(study, rows), file)
+    with matplotlib()[0](RC):
+        write(_study_figure(study, rows), file)
     return file
 
 
@@ -60,13 +63,13 @@ def draw_studies(kept: Mapping[tuple[str, str], Sequence[Mapping]], folder: Path
     for (name, device), rows in kept.items():
         study = registry.studies().get(name)
         if study and study.plot:
-            with _matplotlib()[0](RC):
+            with matplotlib()[0](RC):
                 files += _save(_study_figure(study, rows), folder, f"{study.file_stem}-{slug(device)}")
     return files
 
 
 def _study_figure(study: Study, rows: Sequence[Mapping]):
-    figure = _matplotlib()[1](figsize=(8, 4.6), layout="constrained")
+    figure = matplotlib()[1](figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     study.plot(axes, rows)
@@ -74,7 +77,8 @@ def _study_figure(study: Study, rows: Sequence[Mapping]):
     return figure
 
 
-def _matplotlib():
+def matplotlib():
+    """matplotlib's rc_context and Figure.  Raises MissingTool."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -86,11 +90,12 @@ def _matplotlib():
 def _save(figure, folder: Path, stem: str) -> list[Path]:
     files = [folder / f"{stem}.{suffix}" for suffix in ("svg", "png")]
     for file in files:
-        _write(figure, file)
+        write(figure, file)
     return files
 
 
-def _write(figure, file: Path) -> None:
+def write(figure, file: Path) -> None:
+    """Save a figure.  Raises BadResults if the file cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # no date inside: the same rows give the same file

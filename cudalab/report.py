@@ -198,7 +198,8 @@ def compiled(plan: Plan, target: str) -> dict:
     title, prose = plan.step.header
     return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), dtype=plan.problem.dtype,
                 variant=plan.problem.variant, config=dict(plan.config),
-                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, min_sm=plan.step.min_sm, target=target,
+                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables},
+                capabilities=plan.step.capabilities(plan.problem), target=target,
                 buffers=[dict(name=t.name, shape=list(t.shape), dtype=t.dtype, role=t.role, bytes=t.nbytes) for t in plan.tensors.values()],
                 actions=[_action(a, built, target) for a in plan.actions], folder=str(built.folder), cached=built.cached,
                 seconds=built.seconds)
@@ -245,7 +246,7 @@ def static(report: Mapping, prose: bool = False) -> str:
     if prose and report["prose"]:
         lines += ["", *_prose(report["prose"])]
     kind = "".join(f", {word}" for word in kind_words(report["dtype"], report["variant"]))
-    lines += ["", f"shape      {shape}{kind}", f"target     {report['target']} (needs compute capability {report['min_sm'] / 10} or later)",
+    lines += ["", f"shape      {shape}{kind}", f"target     {report['target']} (needs {report['capabilities']})",
               fold(f"tunables   {'  '.join(f'{name}={value}' for name, value in report['config'].items()) or 'none'}", " " * 11)]
     searched = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in report["tunables"].items() if values)
     lines += [fold(f"tune tries {searched}", " " * 11)] if prose and searched else []

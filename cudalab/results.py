@@ -229,7 +229,7 @@ def save_tuned(step: Step, device: str, problem: Problem, config: Mapping[str, i
 
 
 def source_digest(step: Step) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers of ours it includes: what a measurement belongs to."""
+    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers it includes: what a measurement belongs to."""
     import hashlib
     text = step.source.read_bytes()
     digest = hashlib.sha256(text)

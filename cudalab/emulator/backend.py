@@ -89,8 +89,8 @@ class Emulator:
 
         Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong.
         """
-        if plan.step.min_sm > sm_of(self.target):
-            raise BadLaunch(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}, which {self.target} does not have: "
+        if not plan.step.runs_on(sm_of(self.target), plan.problem):
+            raise BadLaunch(f"{plan.step.path} needs {plan.step.capabilities(plan.problem)}, which {self.target} does not have: "
                             f"take another --arch")
         program, symbols = self._compiled(plan)
         kernels = {entry: program.kernel(symbol) for entry, symbol in symbols.items()}
