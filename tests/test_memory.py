@@ -1,11 +1,12 @@
-"""Part 3: knees on curves that were recorded elsewhere and on made ones, and what the studies conclude from rows.  No GPU, no compiler."""
+"""Part 3: knees on curves that were recorded elsewhere and on made ones, and what the studies conclude from rows.  No GPU."""
 
 import math
 
 import numpy as np
 import pytest
 
-from cudalab import devices, measure, plot, registry, report
+from cudalab import devices, measure, plot, registry, report, sass
+from cudalab.build import build
 from cudalab.emulator import Emulator
 from cudalab.memory import (access_order, bandwidth, bank_conflicts, constant_cache, knees, l2_parts, latency, published, register_file,
                             spilling)
@@ -68,9 +69,9 @@ def test_a_knee_is_closed_in_on():
 
 # Latency
 
-def latency_rows(l1=33.0, shared=23.0):
+def latency_rows(l1=33.0, shared=23.0, dram=1.0):
     common = dict(l2_bytes=60 * MB, l1_bytes=256 * KB)
-    walked = [(round(kb * KB), cost * (l1 / 33 if kb < 220 else 1)) for kb, cost in GH200]
+    walked = [(round(kb * KB), cost * (l1 / 33 if kb < 220 else dram if kb > 60e3 else 1)) for kb, cost in GH200]
     rows = [dict(curve="through L1", hop="address", working_set_bytes=size, latency_cycles=cost, **common) for size, cost in walked]
     single = [("through L1", "index", 32 * KB, l1 + 8), ("past L1", "address", 8 * MB, 281.0), ("past L1", "index", 8 * MB, 290.0),
               ("shared", "address", 16 * KB, shared), ("shared", "index", 32 * KB, shared + 6)]
@@ -82,16 +83,36 @@ def test_latency_names_levels_and_holds_sizes_against_the_device():
     text = " ".join(sentences)
     assert [name for name, _ in latency.levels(latency_rows())] == ["L1", "L2", "L2 in part", "DRAM"]
     assert "By the knee L1 holds between 212.9 KiB and 221 KiB: 83% of the 256 KiB" in text
-    assert "By the knee L2 holds between 27.75 MiB and 33.44 MiB: 46% of the 60 MiB of L2 that the driver reports; memory/bandwidth" in text
+    assert "By the knee L2 holds between 27.75 MiB and 33.44 MiB: 46% of the 60 MiB of L2 that the driver reports" in text
+    assert "what one multiprocessor finds alone" in text
     assert len([s for s in sentences if any(p.source in s for p in published.LATENCIES)]) == len(published.LATENCIES)
 
 
 def test_latency_gives_the_reason_where_it_differs_from_what_is_published():
     def about(level, hop, **changed):
         return next(s for s in latency._conclude(latency_rows(**changed)) if s.startswith(f"{level} by {hop}"))
-    assert about("L1", "index").endswith("+0.7%.") and about("shared", "index").endswith("+0.0%.")
-    assert "the address arithmetic of a hop by index is 6.0 cycles here (30.0 without it)" in about("shared", "index", shared=30.0)
-    assert "DRAM's time is its own" in about("DRAM", "index")
+    assert about("L1", "index").endswith("+3.5%.") and about("L1", "address").endswith("%.")
+    assert "the address arithmetic of a hop by index is 8.7 cycles here (39.3 without it)" in about("L1", "index", l1=40.0)
+    assert "another memory" in about("DRAM", "index", dram=0.8) and about("DRAM", "index").endswith("%.")
+
+
+def test_what_lies_between_two_levels_is_said():
+    between = [s for s in latency._conclude(latency_rows()) if s.startswith("Between")]
+    assert between == [], "each level of that curve begins where the one before ends"
+    rows = latency_rows()
+    for row in rows:
+        if 30 * MB < row["working_set_bytes"] < 65 * MB:
+            row["latency_cycles"] = 280 + 400 * math.log2(row["working_set_bytes"] / (30 * MB))
+    assert any("Between L2 and DRAM" in s and "does not tell" in s for s in latency._conclude(rows))
+
+
+@pytest.mark.parametrize("lines", (5, 2**20, 2**21))
+def test_a_chase_counts_hops_that_the_warm_up_has_not_just_walked(lines):
+    """The warm-up ends where the counting begins; of a chain that no cache holds it has walked other lines."""
+    step = registry.resolve_step("chase/1")
+    *_, hops, warm, start = step.plan(step.op.problem(dict(L=lines, H=2**16))).launches[-1].args
+    assert (start.value + warm.value) % lines == 0
+    assert warm.value == lines or start.value >= hops.value
 
 
 def test_latency_of_a_device_with_fewer_levels():
@@ -141,6 +162,52 @@ def test_strides_reach_the_worst_that_a_width_allows(width):
     assert worst == together
     for place in found.values():
         assert place.max() + 32 * (bank_conflicts.READS - 1) + words <= 2048 and not (place % words).any()
+
+
+@pytest.mark.parametrize("width", bank_conflicts.WIDTHS)
+def test_loads_of_shared_memory_stay_in_their_loop(width, tmp_path):
+    """A load that is the same in every round is one that a compiler likes to make once."""
+    step = registry.resolve_step("banks/1")
+    built = build(step.plan(step.op.problem(dict(T=64, R=2, V=width // 4))), "sm_90a", dumps=tmp_path)
+    load = "LDS" if width == 4 else f"LDS.{8 * width}"
+    loop = sass.main_loop(sass.functions(built.sass)["banks"], load)
+    assert sum(i.opcode == load for i in loop) == bank_conflicts.READS
+
+
+def test_bank_conflicts_hold_cycles_against_wavefronts():
+    rows = [dict(width_bytes=w, places=places, wavefronts=n, ways=n, load_cycles=cycles, bytes_per_cycle=32 * w / cycles)
+            for w in bank_conflicts.WIDTHS
+            for places, n, cycles in (("all the same", 1, 1.01), ("stride 1", w // 4, w / 4), ("stride 8", 8, 12))]
+    text = " ".join(bank_conflicts._conclude(rows))
+    assert "agree within 10% in 6 of 9 cases; cycles over wavefronts are 1.00 to 1.50, 1.50 where they differ most" in text
+    assert "128 bytes a cycle" in text
+
+
+# Bandwidth
+
+def bandwidth_rows():
+    common = dict(l2_bytes=60 * MB, l1_bytes=256 * KB, multiprocessors=132, peak_bytes_per_s=4.8e12, time_s=1e-3)
+
+    def row(curve, size, rate):
+        return dict(curve=curve, working_set_bytes=size, per_multiprocessor_bytes=size // 132, bandwidth_bytes_per_s=rate,
+                    bytes_per_cycle=rate / 1.98e9 / 132, **common)
+    through = [row("through L1", 132 * 16 * KB * n, 28e12 if n <= 13 else 9e12) for n in (1, 2, 3, 4, 6, 8, 11, 13, 14, 16, 23, 32)]
+    return through + [row(curve, size * KB, rate * 1e9) for curve in ("from L2 on", "in bulk") for size, rate in H200_L2]
+
+
+def test_bandwidth_names_knees_and_levels():
+    text = " ".join(bandwidth._conclude(bandwidth_rows()))
+    assert "The knee of L1 lies between 208 KiB and 224 KiB, 81% of the 256 KiB" in text
+    assert "L2 in bulk, sets of 4 to 40 MB: 9.629 TB/s (33 MiB) to 10.62 TB/s (4 MiB)" in text
+    assert "The knee of L2 lies between 43 MiB and 47 MiB" in text and "DRAM: 3.889 TB/s" in text
+
+
+def test_a_curve_without_a_knee_says_why():
+    flat = [row for row in bandwidth_rows() if row["curve"] == "through L1"][:6]
+    assert "flat to its end" in " ".join(bandwidth._conclude(flat))
+    for n, row in enumerate(flat):
+        row["bandwidth_bytes_per_s"] *= 1.5**n
+    assert "no part of the curve is flat" in " ".join(bandwidth._conclude(flat))
 
 
 def test_every_pattern_of_access_reads_each_column_once():

@@ -5,11 +5,6 @@ Sectors a request are counted by the emulator, on a small piece of the same patt
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from cudalab import measure
-from cudalab.counted import count_plan
-from cudalab.emulator import Emulator
 from cudalab.report import scaled_text
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
@@ -27,8 +22,9 @@ def study(columns: Step) -> Study:
                  ("pattern", "sectors_per_request", "useful_share", "time_s", "useful_bytes_per_s", "sector_bytes_per_s"), _plot, _conclude)
 
 
-def patterns(columns: int) -> dict[str, tuple[np.ndarray, int]]:
+def patterns(columns: int) -> dict[str, tuple]:
     """Name -> (which element of a row each column is, elements of a row)."""
+    import numpy as np
     lane = np.arange(columns)
     found = {f"stride {stride}": (lane * stride, columns * stride) for stride in STRIDES}
     found |= {f"shifted by {shift}": (lane + shift, columns + 32) for shift in SHIFTS}
@@ -38,6 +34,7 @@ def patterns(columns: int) -> dict[str, tuple[np.ndarray, int]]:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.emulator import Emulator
     emulator = place if place.name == "emulator" else Emulator(place.target, device=place.device)
     small, large = patterns(SMALL_COLUMNS), patterns(COLUMNS)
     for number, name in enumerate(small):
@@ -48,8 +45,11 @@ def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
         yield row
 
 
-def _counted(step: Step, pattern: np.ndarray, elements: int, emulator) -> dict:
+def _counted(step: Step, pattern, elements: int, emulator) -> dict:
     """Sectors of a request, without those of the pattern itself, which is read once, in order."""
+    import numpy as np
+
+    from cudalab.counted import count_plan
     plan = step.plan(step.op.problem(dict(T=SMALL_ROWS, C=SMALL_COLUMNS, E=elements)))
     x = np.random.default_rng(0).standard_normal((SMALL_ROWS, elements), dtype=np.float32)
     total = count_plan(plan, emulator, dict(x=x, pattern=pattern))
@@ -58,7 +58,8 @@ def _counted(step: Step, pattern: np.ndarray, elements: int, emulator) -> dict:
     return dict(sectors_per_request=sectors, useful_share=4 / sectors)
 
 
-def _timed(step: Step, pattern: np.ndarray, elements: int, sectors: float, gpu) -> dict:
+def _timed(step: Step, pattern, elements: int, sectors: float, gpu) -> dict:
+    from cudalab import measure
     plan = step.plan(step.op.problem(dict(T=ROWS, C=COLUMNS, E=elements)))
     timing = measure.time_plan(gpu, plan, inputs=dict(pattern=pattern), batches=6)
     useful = 4 * ROWS * COLUMNS

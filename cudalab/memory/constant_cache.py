@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cudalab.counted import count_plan
-from cudalab.memory import checked, knees
+from cudalab.memory import knees
 from cudalab.memory.latency import size_axis
 from cudalab.report import bytes_text
 from cudalab.spec import Step
@@ -22,6 +21,8 @@ def study(chain: Step) -> Study:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
+    from cudalab.memory import checked
     if place.name == "emulator":
         for lines in (1, 8, 100):
             progress(0, 1, f"{lines} lines")

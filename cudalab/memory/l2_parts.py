@@ -6,10 +6,6 @@ groups, and whether the multiprocessors do, follows from the measurement.  On th
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from cudalab.counted import count_plan
-from cudalab.memory import checked
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
 
@@ -25,6 +21,8 @@ def study(every_line: Step) -> Study:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
+    from cudalab.memory import checked
     progress(0, 1, "lines by multiprocessor")
     if place.name == "emulator":
         for blocks, lines in ((1, 16), (4, 16), (4, 64)):
@@ -38,12 +36,13 @@ def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
     yield from histogram(latency, outputs["sm"])
 
 
-def histogram(latency: np.ndarray, sm: np.ndarray) -> Iterator[dict]:
+def histogram(latency, sm) -> Iterator[dict]:
     """Rows of bars.  latency: cycles, a row for each block, a column for each line; sm: the multiprocessor of each block.
 
     Every row has what holds for all: the multiprocessors seen, those on side A, means of near and far (equal where there are no two
     groups), the share of near pairs, and how often two multiprocessors of one side, and of different sides, agree about a line.
     """
+    import numpy as np
     edge = threshold(latency)
     near, far = latency[latency <= edge].mean(), latency[latency > edge].mean() if (latency > edge).any() else latency.mean()
     split = far / near - 1 > SPLIT
@@ -63,12 +62,13 @@ def histogram(latency: np.ndarray, sm: np.ndarray) -> Iterator[dict]:
                    side_b_pairs=int(inside[~side_a].sum()), **common)
 
 
-def _mean(values: np.ndarray) -> float | None:
+def _mean(values) -> float | None:
     return float(values.mean()) if values.size else None
 
 
-def threshold(values: np.ndarray) -> float:
+def threshold(values) -> float:
     """The value that cuts the values into the two groups with the least variance inside (N. Otsu, 1979)."""
+    import numpy as np
     ordered = np.sort(values, axis=None)
     edges = np.unique(ordered)[:-1]
     if not edges.size:

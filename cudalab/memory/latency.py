@@ -3,12 +3,12 @@
 On the emulator the same chains at small sizes: how many loads, sectors and bytes of DRAM they ask for.
 """
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from cudalab.counted import count_plan
 from cudalab.devices import Device
-from cudalab.memory import checked, knees, published
+from cudalab.memory import knees, published
 from cudalab.memory.knees import Plateau
 from cudalab.report import bytes_text
 from cudalab.spec import Step
@@ -57,6 +57,7 @@ def _row(curve: str, hop: str, size: int, device: Device, **more) -> dict:
 
 
 def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.memory import checked
     # (curve, hop, step, configuration, sizes)
     kinds = [("through L1", "address", through_caches, dict(CACHE=0), knees.spaced(8 * LINE, LARGEST, COARSE, LINE)),
              ("through L1", "index", through_caches, dict(CACHE=0, INDEXED=1), [IN_L1]),
@@ -86,6 +87,7 @@ def _shared_limit(device: Device) -> int:
 
 
 def _count(kinds, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
     for number, (curve, hop, step, config, _) in enumerate(kinds):
         progress(number, len(kinds), f"{curve}, by {hop}")
         for lines in EMULATED:
@@ -99,6 +101,8 @@ def _count(kinds, place, progress: Progress) -> Iterator[dict]:
 
 
 def _measure_reach(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab.counted import count_plan
+    from cudalab.memory import checked
     if place.name == "emulator":
         for pages in EMULATED[:4]:
             total = count_plan(_plan(step, pages, 2 * pages, CACHE=1, STRIDE=4096 + LINE), place)
@@ -120,7 +124,7 @@ def _measure_reach(step: Step, place, progress: Progress) -> Iterator[dict]:
 def levels(rows: Sequence[Mapping]) -> list[tuple[str, Plateau]]:
     """The plateaus of the chase through L1 with their names: the first is L1, the second L2, the last DRAM, what lies between is part of
     both."""
-    found = _plateaus([row for row in rows if row["curve"] == "through L1" and row["hop"] == "address"], "working_set_bytes")
+    found = _plateaus(_chase(rows), "working_set_bytes")
     names = ["L1", "L2"] + ["L2 in part"] * (len(found) - 3) + ["DRAM"]
     return list(zip(names[:len(found)] if len(found) < 3 else names, found))
 
@@ -139,10 +143,14 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
         loads = sum(row["loads"] for row in rows)
         return [f"Every hop is one load of one thread; the {loads:,} loads counted here lead to the right line. Cycles need a GPU."]
     found = levels(rows)
-    sentences = [_level_sentence(name, level) for name, level in found]
+    sentences = [_level_sentence(name, level) for name, level in found] + _climbs(found, rows)
     sentences += _sizes(found, rows[0])
     ours = {(name, "address"): level.cost for name, level in found}
-    ours |= {("shared", hop): _single(rows, "shared", hop) for hop in ("address", "index")}
+    shared = {hop: _single(rows, "shared", hop) for hop in ("address", "index")}
+    if all(shared.values()):
+        sentences.append(f"Shared memory: {shared['address']:.1f} cycles by address, {shared['index']:.1f} by index; the difference is the "
+                         f"arithmetic that makes an address of a number.")
+    ours |= {("shared", hop): cycles for hop, cycles in shared.items()}
     ours |= {("L1", "index"): _single(rows, "through L1", "index"), ("L2", "index"): _single(rows, "past L1", "index")}
     ours[("DRAM", "index")] = ours.get(("DRAM", "address"))  # a few instructions among hundreds of cycles
     return sentences + _comparison(ours)
@@ -151,6 +159,26 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
 def _level_sentence(name: str, level: Plateau) -> str:
     end = f"up to {bytes_text(level.last)} (no longer at {bytes_text(level.beyond)})" if level.beyond else "to the end of the curve"
     return f"{name}: {level.cost:.1f} cycles from {bytes_text(level.first)} {end}."
+
+
+def _climbs(found: Sequence[tuple[str, Plateau]], rows: Sequence[Mapping]) -> list[str]:
+    """What lies between two levels, as it was observed, where that is a range of sizes and no step."""
+    curve, sentences = _chase(rows), []
+    for (name, level), (following, after) in itertools.pairwise(found):
+        between = [(row["working_set_bytes"], row["latency_cycles"]) for row in curve
+                   if level.last < row["working_set_bytes"] < after.first]
+        if len(between) >= 3 and between[-1][0] > 1.4 * between[0][0]:
+            cycles = [value for _, value in between]
+            sentences.append(f"Between {name} and {following}: {min(cycles):.1f} to {max(cycles):.1f} cycles from "
+                             f"{bytes_text(between[0][0])} to {bytes_text(between[-1][0])}; the curve does not tell what serves "
+                             f"which load.")
+    return sentences
+
+
+def _chase(rows: Sequence[Mapping]) -> list[Mapping]:
+    """The chase through L1 by address, by size."""
+    mine = [row for row in rows if row["curve"] == "through L1" and row["hop"] == "address"]
+    return sorted(mine, key=lambda row: row["working_set_bytes"])
 
 
 def _sizes(found: Sequence[tuple[str, Plateau]], row: Mapping) -> list[str]:
@@ -164,8 +192,7 @@ def _sizes(found: Sequence[tuple[str, Plateau]], row: Mapping) -> list[str]:
             sentence = (f"By the knee {name} holds between {bytes_text(level.last)} and {bytes_text(level.beyond)}: "
                         f"{level.last / size:.0%} of the {bytes_text(size)} {what}")
             if name == "L2" and level.beyond < 0.75 * size:
-                sentence += ("; memory/bandwidth, where all multiprocessors read together, has the whole: one alone is served as if lines "
-                             "of the far part were kept in the near part, too")
+                sentence += "; this is what one multiprocessor finds alone, and memory/bandwidth shows what all find together"
             sentences.append(sentence + ".")
     return sentences
 
@@ -193,7 +220,7 @@ def _reason(one: published.Published, value: float, ours: Mapping[tuple[str, str
         return (f"the address arithmetic of a hop by index is {step:.1f} cycles here ({by_address:.1f} without it), and whoever computes "
                 f"it in more or fewer instructions has another figure")
     if one.level == "DRAM":
-        return "DRAM's time is its own, so that cycles scale with the clock, and the memory of these devices differs (HBM2e, HBM3, HBM3e)"
+        return "another device with another memory and another clock; nothing measured here tells these apart"
     return "lines lie nearer to some multiprocessors than to others: memory/l2_parts shows the spread on this device"
 
 

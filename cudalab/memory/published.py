@@ -21,13 +21,12 @@ class Published:
 
 
 GPU_BENCHES = "RRZE-HPC/gpu-benches, gpu-latency/gh200.txt"
-HOPPER_2024 = "arXiv 2402.13499"
+AI_KERNELS = "markdewing/AI_kernels, latency/data/h100sxm.dat"
 LATENCIES = (
     Published("L1", 32.1, "address", "GH200", GPU_BENCHES),
     Published("L2", 280.4, "address", "GH200", GPU_BENCHES),
     Published("DRAM", 687.0, "address", "GH200", GPU_BENCHES),
-    Published("L1", 40.7, "index", "H100 PCIe", HOPPER_2024),
-    Published("shared", 29.0, "index", "H100 PCIe", HOPPER_2024),
-    Published("L2", 263.0, "index", "H100 PCIe", HOPPER_2024),
-    Published("DRAM", 478.8, "index", "H100 PCIe", HOPPER_2024),
+    Published("L1", 39.6, "index", "H100 SXM", AI_KERNELS),
+    Published("L2", 290.9, "index", "H100 SXM", AI_KERNELS),
+    Published("DRAM", 694.8, "index", "H100 SXM", AI_KERNELS),
 )

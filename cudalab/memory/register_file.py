@@ -7,9 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from cudalab import measure, register_banks, sass
-from cudalab.build import build
-from cudalab.counted import count_plan
 from cudalab.devices import per_cycle
 from cudalab.errors import MissingTool
 from cudalab.report import scaled_text
@@ -30,6 +27,8 @@ def study(register_tile: Step) -> Study:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab import measure
+    from cudalab.counted import count_plan
     emulated = place.name == "emulator"
     sms = place.device.sms
     plans = [_plan(step, rows, columns, order, None if emulated else sms)
@@ -62,6 +61,9 @@ def _plan(step: Step, rows: int, columns: int, order: int, sms: int | None):
 
 def _compiled(plan, target: str) -> dict:
     """Registers, and the share of the loop's multiply-adds whose operands share a bank (None without nvdisasm)."""
+    from cudalab import register_banks
+    from cudalab import sass
+    from cudalab.build import build
     built = build(plan, target)
     (kernel,) = built.kernels.values()
     try:

@@ -5,9 +5,6 @@ Registers and spilled bytes come from the build, wherever the study runs; the ti
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cudalab import measure
-from cudalab.build import build
-from cudalab.counted import count_plan
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
 
@@ -24,6 +21,9 @@ def study(live_values: Step) -> Study:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from cudalab import measure
+    from cudalab.build import build
+    from cudalab.counted import count_plan
     unspilled = None
     for number, blocks in enumerate(PROMISED):
         progress(number, len(PROMISED), f"{blocks} blocks promised")

@@ -2,7 +2,6 @@
 
 import math
 
-from cudalab.check import KINDS
 from cudalab.expressions import cdiv
 from cudalab.memory import access_order, bandwidth, bank_conflicts, constant_cache, l2_parts, latency, register_file, spilling
 from cudalab.spec import Fill, Launch, Op, Tensor, i32, scratch, shapes
@@ -32,7 +31,7 @@ chase = Op(
     peers=(),
     shapes=dict(emulate=shapes("37x50 1x3", ("L", "H")), check=shapes("1x1 7x5 1000x1001 1536x4096", ("L", "H")),
                 bench=shapes("1024x65536", ("L", "H"))),
-    kinds=KINDS[1:],  # integers, equal bit for bit
+    kinds=("integers",),  # equal bit for bit
     draw=permutation,
 )
 
@@ -44,7 +43,7 @@ def through_caches(p, c):
     yield Tensor("cycles", (1,), "i64", "out")
     yield Launch("chase_link", grid=cdiv(p.L, 256), block=256, args="order chain L")
     warm = p.L if p.L <= 2**20 else 2**14  # what no cache can hold need not be walked through whole
-    yield Launch("chase", grid=1, block=1, args=("order", "chain", "last", "cycles", "H", i32(warm)))
+    yield Launch("chase", grid=1, block=1, args=("order", "chain", "last", "cycles", "H", i32(warm), i32(-warm % p.L)))
 
 
 @chase.step(2, STRIDE=32, INDEXED=0, zero=("INDEXED",))
@@ -67,7 +66,7 @@ lines = Op(
     samples=(dict(order=0, reached=1),),
     peers=(),
     shapes=dict(emulate=shapes("33x3 1x1", ("L", "S")), check=shapes("1x1 7x3 512x132", ("L", "S")), bench=shapes("4096x132", ("L", "S"))),
-    kinds=KINDS[1:],
+    kinds=("integers",),
     draw=permutation,
 )
 
@@ -101,7 +100,7 @@ constant = Op(
     peers=(),
     shapes=dict(emulate=shapes("20x45 1x3", ("L", "H")), check=shapes("1x1 7x5 1000x1001 1024x4096", ("L", "H")),
                 bench=shapes("1024x65536", ("L", "H"))),
-    kinds=KINDS[1:],
+    kinds=("integers",),
 )
 
 
@@ -207,7 +206,7 @@ banks = Op(
     peers=(),
     shapes=dict(emulate=shapes("64x2x4 33x3x1", ("T", "R", "V")), check=shapes("1x1x1 33x5x1 96x7x2 1024x3x4", ("T", "R", "V")),
                 bench=shapes("1024x256x1 1024x256x2 1024x256x4", ("T", "R", "V"))),
-    kinds=KINDS[1:],
+    kinds=("integers",),
     draw=places,
 )
 
@@ -250,7 +249,7 @@ spill = Op(
     peers=(),
     shapes=dict(emulate=shapes("64x70x3 1x1x1", "VTW"), check=shapes("1x1x1 5x129x7 64x1000x32", "VTW"),
                 bench=shapes("64x67584x512", "VTW")),
-    kinds=KINDS[:1],
+    kinds=("normal",),
     draw=small_weights,
 )
 
@@ -285,7 +284,7 @@ outer = Op(
     peers=(),
     shapes=dict(emulate=shapes("4x6x70x2 1x1x1x1", "MNTR"), check=shapes("1x1x1x1 3x5x33x7 8x8x1000x16", "MNTR"),
                 bench=shapes("8x8x67584x2048 8x16x33792x2048", "MNTR")),
-    kinds=KINDS[1:],
+    kinds=("integers",),
     draw=odd_integers,
 )
 
@@ -301,7 +300,7 @@ studies = (
     latency.study(through_caches, shared),
     latency.reach_study(through_caches),
     l2_parts.study(every_line),
-    bandwidth.study(interleaved),
+    bandwidth.study(interleaved, bulk),
     access_order.study(columns),
     bank_conflicts.study(repeated),
     spilling.study(live_values),

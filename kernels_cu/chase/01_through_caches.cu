@@ -1,9 +1,10 @@
 // Pointer chase: one thread follows addresses through global memory, and each load waits for the one before it.
 //
 // Each of L lines holds where the next one lies, in a random order that visits them all, so that nothing can be fetched ahead.
-// chase_link writes the lines, STRIDE bytes apart, a thread a line.  Then a block of one thread goes `warm` hops, which fills the
-// caches with what they can hold, starts again, and counts the cycles of H hops.  A line holds an address, or (INDEXED) a number from
-// which the address must be computed, as code with arrays does: those instructions then count, too.
+// chase_link writes the lines, STRIDE bytes apart, a thread a line.  Then a block of one thread sets out `warm` hops before the first
+// line, which fills the caches with what they can hold, and counts the cycles of H hops from there.  It does not start again: what it
+// has just walked through would be in L2, however long the chain.  A line holds an address, or (INDEXED) a number from which the address
+// must be computed, as code with arrays does: those instructions then count, too.
 // CACHE says who may keep a line: L1 and L2, or L2 alone.
 // Limited now by: the latency of one load; nothing else is under way.
 
@@ -24,14 +25,14 @@ __device__ __forceinline__ unsigned long long follow(unsigned long long at, unsi
     return load_word<CACHE>(INDEXED ? base + at * STRIDE : at);
 }
 
-extern "C" __global__ void __launch_bounds__(1) chase(const int* order, const char* chain, int* last, long long* cycles, int H, int warm) {
+extern "C" __global__ void __launch_bounds__(1)
+chase(const int* order, const char* chain, int* last, long long* cycles, int H, int warm, int start) {
     const unsigned long long base = reinterpret_cast<unsigned long long>(chain);
-    const unsigned long long first = INDEXED ? order[0] : base + static_cast<unsigned long long>(order[0]) * STRIDE;
-    unsigned long long at = first;
+    const unsigned long long line = order[start];
+    unsigned long long at = INDEXED ? line : base + line * STRIDE;
 #pragma unroll 1
     for (int i = 0; i < warm; ++i) at = follow(at, base);
     await(at);
-    at = first;
     const long long begin = cycle_count();
 #pragma unroll 16
     for (int i = 0; i < H; ++i) at = follow(at, base);

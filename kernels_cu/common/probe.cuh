@@ -45,13 +45,14 @@ __device__ __forceinline__ unsigned load_constant_word(unsigned long long addres
     return word;
 }
 
-// One, two or four floats of shared memory.
+// One, two or four floats of shared memory.  Volatile in PTX, too: without it ptxas moves a load that is the same in every round out of
+// the loop, however volatile the asm is.
 template <int Floats>
 __device__ __forceinline__ void load_shared_floats(float* registers, unsigned address) {
-    if constexpr (Floats == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(registers[0]) : "r"(address));
+    if constexpr (Floats == 1) asm volatile("ld.volatile.shared.f32 %0, [%1];" : "=f"(registers[0]) : "r"(address));
     else if constexpr (Floats == 2)
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(registers[0]), "=f"(registers[1]) : "r"(address));
-    else asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(registers[0]), "=f"(registers[1]) : "r"(address));
+    else asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                       : "=f"(registers[0]), "=f"(registers[1]), "=f"(registers[2]), "=f"(registers[3]) : "r"(address));
 }
 
