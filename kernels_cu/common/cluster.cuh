@@ -1,0 +1,33 @@
+// Blocks of a cluster and the launch they belong to (sm_90), one instruction a function.
+#pragma once
+
+// This block's number in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Arrive at the cluster's barrier: all of a warp's lanes together.  What this thread wrote is visible to who waits.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+
+// Wait until all threads of the cluster have arrived.
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The address of what lies at `shared` here, in the block of rank `block`.
+__device__ __forceinline__ unsigned cluster_address(unsigned shared, unsigned block) {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(block));
+    return there;
+}
+
+// Write 16 bytes into the shared memory of a block of the cluster.
+__device__ __forceinline__ void store_cluster(unsigned there, float a, float b, float c, float d) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
+// The launch behind this one may start as soon as all blocks have said so or ended; it waits itself for what it needs.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Wait until the launch before this one has ended and what it wrote is visible.
+__device__ __forceinline__ void wait_for_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
