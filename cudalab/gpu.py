@@ -158,7 +158,7 @@ class Gpu:
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.smem
         config.hStream = driver.CUstream(self.stream.ptr)
-        config.numAttrs = 0
+        attributes = []
         if launch.cluster:
             if math.prod(launch.cluster) > PORTABLE_CLUSTER:
                 self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, label)
@@ -166,8 +166,15 @@ class Gpu:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             size = attribute.value.clusterDim
             size.x, size.y, size.z = launch.cluster
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(attribute)
+        if launch.early:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        if attributes:
+            config.attrs = attributes
+        config.numAttrs = len(attributes)
         values = [self._encode(a, buffers[a.name], label) if isinstance(a, TensorMap) else _argument(a, buffers) for a in launch.args]
         addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
         call = functools.partial(driver.cuLaunchKernelEx, config, function, ctypes.addressof(addresses), 0)

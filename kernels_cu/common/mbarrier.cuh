@@ -27,7 +27,7 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
 // Arrive at the barrier of the same address in the block of rank `block` of this cluster.
 __device__ __forceinline__ void mbarrier_arrive_at(unsigned barrier, unsigned block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block) : "memory");
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block) : "memory");
 }
 
 // Wait for the end of the phase of this parity.

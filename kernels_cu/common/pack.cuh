@@ -3,6 +3,11 @@
 
 #include "operands.cuh"
 
+// The type of C for the dtype of A and B: float32 for tf32, else 16 bits (bf16 for fp8).
+template <int BYTES> struct Output { using type = unsigned short; };
+template <> struct Output<4> { using type = float; };
+using output = Output<Operand::bytes>::type;
+
 template <class T>
 __device__ __forceinline__ unsigned pack(float first, float second) {
     unsigned both;

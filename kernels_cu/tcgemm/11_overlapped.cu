@@ -1,7 +1,7 @@
 // Overlapped epilogue: C leaves through shared memory by stmatrix and TMA while the next tile is being multiplied.
 //
 // Before: sums went from registers straight to C in short pieces, and nothing was multiplied meanwhile.
-// Now: stmatrix puts sums into chunks of 64 x 64 elements, swizzled so that no two rows of a matrix meet in a bank, and TMA
+// Now: stmatrix puts sums into chunks of 64 rows of one swizzled line, so that no two rows of a matrix meet in a bank, and TMA
 // stores a chunk while the next one is filled and while the next tile's products run. With PINGPONG the two consumers take
 // turns with whole tiles, so that one multiplies while the other stores; else they share a tile, and SKEW lets the second
 // one follow some slices behind, to the same end.
@@ -17,13 +17,18 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
+#ifndef FIRST_ARRIVE
+#define FIRST_ARRIVE cluster_arrive
+#endif
 constexpr int LINE = 128;                                  // bytes of K in a slice: a row of the swizzle
 constexpr int BK = LINE / Operand::bytes;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int READERS = PINGPONG ? 1 : CONSUMERS;          // consumers of one stage
 constexpr int WM = BM / READERS, PARTS = WM / 64;          // rows of a consumer, and how many wgmma they take
 constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
-constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE, CHUNK = 64 * 128;  // bytes
+constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE, CHUNK = 64 * LINE;  // bytes
+constexpr bool WIDE = Operand::bytes == 4;                 // C holds the float32 sums themselves
+constexpr int CHUNK_COLS = WIDE ? 32 : 64;
 #if VARIANT_NN
 constexpr int TURNED = 1, B_LEADING = BK * LINE, B_STEP = Operand::depth * LINE;  // 64 columns of B, then the next 64
 #else
@@ -53,7 +58,7 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
         fence_mbarrier_init();
         tma_prefetch_map(A), tma_prefetch_map(B), tma_prefetch_map(C);
     }
-    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block signals barriers that another has yet to make
+    if constexpr (CLUSTER > 1) FIRST_ARRIVE(), cluster_wait();  // no block signals barriers that another has yet to make
     else __syncthreads();                                         // the barriers are made before anyone uses them
     launch_dependents();
 
@@ -77,7 +82,7 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
             for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
                 locate(tile);
                 for (int slice = 0; slice < slices; ++slice) {
-                    mbarrier_wait_cluster(empty(stage), round ^ 1);
+                    mbarrier_wait(empty(stage), round ^ 1);
                     mbarrier_expect(full(stage), STAGE);
                     const int part_a = rank_n * (BM / CLUSTER_N), part_b = rank_m * (BN / CLUSTER_M);
                     const unsigned to_a = base + stage * STAGE + part_a * LINE, to_b = base + stage * STAGE + TILE_A + part_b * LINE;
@@ -145,21 +150,32 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-                for (int c = 0; c < BN / 64; ++c) {
+                for (int c = 0; c < BN / CHUNK_COLS; ++c) {
                     const unsigned to = own_chunks + chunk * CHUNK;
                     if (thread == 0) tma_wait_read<STORES - 1>();
                     named_barrier_wait(4 + consumer, 128);  // the store that had this chunk has read it
+                    const float* const s = &sums[part][c * (CHUNK_COLS / 2)];
+                    if constexpr (WIDE) {
+                        // odd rows write another eight columns than even ones: else both would meet in the same banks
 #pragma unroll
-                    for (int j = 0; j < 8; j += 2) {
-                        const float* const s = &sums[part][32 * c + 4 * j];
-                        const unsigned r[4] = {pack<Operand>(s[0], s[1]), pack<Operand>(s[2], s[3]), pack<Operand>(s[4], s[5]),
-                                               pack<Operand>(s[6], s[7])};
-                        stmatrix<4>(to + (warp * 16 + lane % 16) * 128 + ((j + lane / 16) ^ lane % 8) * 16, r);
+                        for (int i = 0; i < 8; ++i) {
+                            const int j = i / 2, odd = lane / 4 % 2, half = i % 2, piece = (j ^ 2 * odd) * 2 + lane % 4 / 2;
+                            const float first = odd ? s[4 * (j ^ 2) + 2 * half] : s[4 * j + 2 * half];
+                            const float second = odd ? s[4 * (j ^ 2) + 2 * half + 1] : s[4 * j + 2 * half + 1];
+                            store_shared(to + (warp * 16 + half * 8 + lane / 4) * LINE + (piece ^ lane / 4) * 16 + lane % 2 * 8, first, second);
+                        }
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < 8; j += 2) {
+                            const unsigned r[4] = {pack<Operand>(s[4 * j], s[4 * j + 1]), pack<Operand>(s[4 * j + 2], s[4 * j + 3]),
+                                                   pack<Operand>(s[4 * j + 4], s[4 * j + 5]), pack<Operand>(s[4 * j + 6], s[4 * j + 7])};
+                            stmatrix<4>(to + (warp * 16 + lane % 16) * LINE + ((j + lane / 16) ^ lane % 8) * 16, r);
+                        }
                     }
                     fence_proxy_async();
                     named_barrier_wait(4 + consumer, 128);  // the chunk is complete for TMA
                     if (thread == 0) {
-                        tma_store(C, to, col + c * 64, row + part * 64);
+                        tma_store(C, to, col + c * CHUNK_COLS, row + part * 64);
                         tma_commit();
                     }
                     if (++chunk == STORES) chunk = 0;
