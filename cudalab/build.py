@@ -16,10 +16,12 @@ from functools import cached_property
 from pathlib import Path
 
 from cudalab import nvrtc, sass
+from cudalab.dtypes import itemsize
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
 from cudalab.installed import cure
 from cudalab.occupancy import limits, occupancy
-from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step, TensorMap, itemsize
+from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step
+from cudalab.tensormap import TensorMap
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")  # what every step is tested against
 COMMON = KERNELS / "common"
@@ -116,7 +118,8 @@ def dumps_folder(dumps: Path | None = None) -> Path:
 def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     """Compile the plan's kernels for `target` (such as sm_90a), or take them from the cache.
 
-    The plan's config goes in as macros; an entry that is not a plain identifier is a C++ name expression.
+    The plan's config goes in as macros, its problem's kind as DTYPE_BF16 and VARIANT_NT, say; an entry that is not a plain identifier is a
+    C++ name expression.
     Raises BadConfig if a static_assert fails or resources run out, CompileError for any other refusal (Spills for a spill that the
     step is not there to teach), MissingTool without NVRTC, LabError if the dumps folder cannot be written.
     """
@@ -132,7 +135,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     _require_text(source, text)
     names = sorted({launch.entry for launch in plan.launches if not IDENTIFIER.fullmatch(launch.entry)})
     headers, folders = _headers(source, text)
-    options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *(f"-D{name}={value}" for name, value in plan.config.items()),
+    options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *_macros(plan),
                *(f"-I{folder}" for folder in folders), "--ptxas-options=-v", "--ptxas-options=-warn-spills"]
     key = _digest(json.dumps([FORMAT, str(source), _digest(text), headers, options, names, nvrtc.version()]).encode())
     folder = dumps_folder(dumps) / step.op.name / step.id / f"{target}-{key[:12]}"
@@ -153,6 +156,11 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     _refuse_slow_code(step, kernels.values(), about["log"], folder)
     return Build(folder, target, types.MappingProxyType(kernels), about["log"], cached, time.perf_counter() - started,
                  files["kernel.cu"].decode(errors="replace"), files["kernel.ptx"].decode(), files["kernel.cubin"])
+
+
+def _macros(plan: Plan) -> list[str]:
+    kind = [f"{what}_{name.upper()}" for what, name in zip(("DTYPE", "VARIANT"), plan.problem.kind) if name]
+    return [f"-D{name}={value}" for name, value in (*plan.config.items(), *((name, 1) for name in kind))]
 
 
 def verify(build: Build, plan: Plan) -> None:
@@ -204,6 +212,16 @@ def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Pat
     Ours go by their digest.  CUDA's own are looked for only when an include is found in neither of our folders, so a lean kernel
     compiles without them; they go by the time their folder last changed, as by an upgrade: reading them all takes up to 0.4 s.
     """
+    found, outside = included(source, text)
+    for path, content in found.items():
+        _require_text(path, content)
+    toolkit = nvrtc.include_folders() if outside else ()
+    known = [(str(path), _digest(content)) for path, content in sorted(found.items())]
+    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [source.parent, COMMON, *toolkit]
+
+
+def included(source: Path, text: bytes) -> tuple[dict[Path, bytes], bool]:
+    """Our own headers that a source includes, directly or not, with what they hold; and whether it includes others."""
     ours, found, outside = (source.parent, COMMON), {}, False
     pending = [(source, text)]
     while pending:
@@ -214,13 +232,9 @@ def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Pat
             if path is None:
                 outside = True
             elif (path := Path(os.path.normpath(path))) not in found:
-                header = path.read_bytes()
-                _require_text(path, header)
-                found[path] = _digest(header)
-                pending.append((path, header))
-    toolkit = nvrtc.include_folders() if outside else ()
-    known = [(str(path), digest) for path, digest in sorted(found.items())]
-    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [*ours, *toolkit]
+                found[path] = path.read_bytes()
+                pending.append((path, found[path]))
+    return found, outside
 
 
 def _require_text(path: Path, content: bytes) -> None:

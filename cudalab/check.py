@@ -1,7 +1,8 @@
 """Right or wrong: the only place that decides it.
 
-The reference is NumPy in float64 on operands already rounded to the storage type.  Two kinds of input are drawn: "integers", small
-enough that every sum is exact in float32, where equality is bit for bit; and "normal", where three bounds hold together:
+The reference is NumPy in float64 on operands already rounded to the storage type.  Two kinds of input are usual (an op may leave one out or
+add its own): "integers", small enough that every sum is exact in the accumulator, where equality is bit for bit; and "normal", where three
+bounds hold together:
 
 - per element: |error| over the element's scale (for a product, the norms of its row and its column) <= 2 u sqrt(K);
 - root mean square of that over the whole output <= u sqrt(K);
@@ -10,24 +11,29 @@ enough that every sum is exact in float32, where equality is bit for bit; and "n
 
 u is the unit roundoff of the accumulator, K the number of terms of one sum.  K rounding errors, each of at most u times a partial sum that
 is no larger than the scale, add up like a random walk, hence sqrt(K); one element wrong by a hundredth of its scale is far outside.
+An output of a type narrower than the accumulator is rounded once more: what rounding to nearest allows there is taken off first, so that
+the same bounds hold and truncation fails.  Integer outputs are equal or wrong.  Where the reference is NaN or infinite, so is the output.
 """
 
-import sys
+import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from cudalab.dtypes import bits, decode, device_dtype, encode, is_float, least, module_of, numpy_dtype, overflow, unit
 from cudalab.errors import BadConfig
-from cudalab.spec import DTYPES, Op, Step, Tensor, Values
+from cudalab.problem import Problem
+from cudalab.spec import Op, Step, Tensor
 
 KINDS = ("normal", "integers")
 ELEMENT_BOUND, RMS_BOUND = 2.0, 1.0  # times u sqrt(K)
 ELEMENT_FLOOR, RMS_FLOOR = 6.0, 1.0  # times u: what a peer's own error cannot push the bounds below
 PEER_FACTOR = 2.0
 LARGEST_INTEGER = 8
-EXACT = 2**24  # float32 holds every integer up to here
+EXACT = dict(f32=2**24, fp8_e4m3=2**13, fp8_e5m2=2**13)  # integers up to here are exact in float32, and in what sums fp8 on tensor cores
+INTEGERS = dict(i8=(-127, 127), int8=(-127, 127), u8=(0, 255), u16=(0, 1000), u32=(0, 1000), u64=(0, 1000), i32=(-1000, 1000))
 SAMPLED = 4  # rows, and columns, that NumPy checks of an output too large for it
 
 
@@ -49,7 +55,7 @@ class Verdict:
     bound: float
     reason: str
     kind: str
-    problem: Values
+    problem: Problem
 
     def __bool__(self) -> bool:
         return self.passed
@@ -60,49 +66,57 @@ def generator(seed: int, xp=np):
     return np.random.default_rng(seed) if xp is np else xp.random.Generator(xp.random.XORWOW(seed))
 
 
-def draw(op: Op, problem: Values, kind: str, rng) -> dict:
-    """Fresh inputs of the op from a generator of NumPy or CuPy: kind "normal", N(0, 1), or "integers", whose sums are exact."""
+def draw(op: Op, problem: Problem, kind: str, rng) -> dict:
+    """Fresh inputs of the op from a generator of NumPy or CuPy, of one of the op's kinds: see the top of this module."""
     inputs = [tensor for tensor in op.tensors(problem).values() if tensor.role in ("in", "inout")]
-    return {tensor.name: draw_tensor(tensor, op.depth(problem), kind, rng) for tensor in inputs}
+    own = {tensor.name: op.draw(tensor, problem, kind, rng) if op.draw else None for tensor in inputs}
+    return {t.name: draw_tensor(t, op.depth(problem), kind, rng) if own[t.name] is None else encode(own[t.name], t.dtype) for t in inputs}
 
 
 def draw_tensor(tensor: Tensor, depth: int, kind: str, rng):
-    dtype = DTYPES[tensor.dtype]
+    """An array of the tensor's shape and type; depth: how many products of its elements are added up."""
     if kind == "normal":
-        return rng.standard_normal(tensor.shape, dtype=np.float32).astype(dtype, copy=False)
+        if is_float(tensor.dtype):
+            return encode(rng.standard_normal(tensor.shape, dtype=np.float32), tensor.dtype)
+        low, high = INTEGERS.get(tensor.dtype, INTEGERS["i32"])
+        return encode(rng.integers(low, high + 1, tensor.shape, dtype=np.int32), tensor.dtype)
     if kind == "integers":
-        largest = min(LARGEST_INTEGER, int((EXACT / depth) ** 0.5))
+        largest = min(LARGEST_INTEGER, int((EXACT.get(tensor.dtype, EXACT["f32"]) / depth) ** 0.5))
         if largest < 1:
             raise BadConfig(f"sums of {depth} terms are not exact in float32, whatever the integers; check this shape with normal inputs")
-        return (rng.integers(0, 2 * largest + 1, tensor.shape, dtype=np.int32) - largest).astype(dtype)
+        return encode(rng.integers(0, 2 * largest + 1, tensor.shape, dtype=np.int32) - largest, tensor.dtype)
     raise BadConfig(f"no kind of input is called '{kind}'; there are {', '.join(KINDS)}")
 
 
-def compare(op: Op, problem: Values, inputs: Mapping, outputs: Mapping, *, exact: bool, peer_error: Error | None = None) -> Verdict:
+def compare(op: Op, problem: Problem, inputs: Mapping, outputs: Mapping, *, exact: bool, peer_error: Error | None = None) -> Verdict:
     """Whether `outputs` is what the op computes of `inputs`: tensor name -> array, all NumPy or all CuPy (then on the device).
 
     exact: integer inputs, equality bit for bit.  peer_error: the peer's own error on the same inputs.
     """
     tensors = op.tensors(problem)
     for name in op.outputs:
-        if name not in outputs or outputs[name].shape != tensors[name].shape or outputs[name].dtype != DTYPES[tensors[name].dtype]:
+        wanted = numpy_dtype(tensors[name].dtype), device_dtype(tensors[name].dtype)
+        if name not in outputs or outputs[name].shape != tensors[name].shape or outputs[name].dtype not in wanted:
             found = f"{outputs[name].shape} of {outputs[name].dtype}" if name in outputs else "nothing"
             return Verdict(False, np.nan, np.nan, 0.0, f"{name}: {found} where {tensors[name].shape} of {tensors[name].dtype} is due",
                            "integers" if exact else "normal", problem)
-    return judge(op, problem, error_of(op, inputs, outputs), exact=exact, peer_error=peer_error)
+    return judge(op, problem, error_of(op, problem, inputs, outputs, exact=exact), exact=exact, peer_error=peer_error)
 
 
-def judge(op: Op, problem: Values, error: Error, *, exact: bool, peer_error: Error | None = None) -> Verdict:
-    """The verdict on an error that was measured."""
-    unit = float(np.finfo(DTYPES[op.dtype]).eps) / 2
+def judge(op: Op, problem: Problem, error: Error, *, exact: bool, peer_error: Error | None = None, slack: float = 0.0) -> Verdict:
+    """The verdict on an error that was measured.  slack: what is added to the bounds."""
+    u = op.unit(problem)
     root = float(op.depth(problem)) ** 0.5
-    bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * unit * root, RMS_BOUND * unit * root)
+    bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * u * root, RMS_BOUND * u * root)
     if peer_error is not None and not exact:
-        bound = min(bound, max(PEER_FACTOR * peer_error.max, ELEMENT_FLOOR * unit))
-        rms_bound = min(rms_bound, max(PEER_FACTOR * peer_error.rms, RMS_FLOOR * unit))
+        bound = min(bound, max(PEER_FACTOR * peer_error.max, ELEMENT_FLOOR * u))
+        rms_bound = min(rms_bound, max(PEER_FACTOR * peer_error.rms, RMS_FLOOR * u))
+    bound, rms_bound = bound + slack, rms_bound + slack
     kind = "integers" if exact else "normal"
     if np.isnan(error.max):
-        reason = "the output holds NaN or infinity: elements not written, or written from what was never set"
+        reason = "the output holds NaN or infinity where it must not, or lacks one: not written, or written from what was never set"
+    elif np.isinf(error.max):
+        reason = f"an element that must be exact is not ({kind} inputs)"
     elif not error.max <= bound:
         reason = f"the largest error is {error.max:.3g} of the element's scale, at most {bound:.3g} is right ({kind} inputs)"
     elif not error.rms <= rms_bound:
@@ -112,55 +126,79 @@ def judge(op: Op, problem: Values, error: Error, *, exact: bool, peer_error: Err
     return Verdict(not reason, error.max, error.rms, bound, reason, kind, problem)
 
 
-def error_of(op: Op, inputs: Mapping, outputs: Mapping, rows: int | None = None) -> Error:
+def judge_peer(op: Op, problem: Problem, error: Error, ours: Error) -> Verdict:
+    """Whether a peer computes the same thing: as exactly as the step, but for one more rounding to the type of an output than it needs."""
+    types_of_outputs = [op.tensors(problem)[name].dtype for name in op.outputs]
+    slack = 2 * max((unit(dtype) for dtype in types_of_outputs if unit(dtype) > op.unit(problem)), default=0.0)
+    return judge(op, problem, error, exact=False, peer_error=ours, slack=slack)
+
+
+def error_of(op: Op, problem: Problem, inputs: Mapping, outputs: Mapping, rows: int | None = None, exact: bool = False) -> Error:
     """The error of the outputs against float64, on whichever side the arrays are.
 
-    rows: work through the output in blocks of that many, cut as `op.samples[0]` says, where float64 copies of everything would not fit.
+    rows: work through the output in blocks of that many, cut as the op's first sample says, where float64 copies of everything would not
+    fit.  exact: the reference counts as it is stored, so that any difference is an error.
     """
-    cut = op.samples[0] if rows else {}
+    tensors, cut = op.tensors(problem), op.cuts(problem)[0] if rows else {}
     axis_length = next(({**inputs, **outputs}[name].shape[axis] for name, axis in cut.items()), 1)
-    doubles = {name: array.astype(np.float64) for name, array in inputs.items() if name not in cut}
+    doubles = {name: decode(array, tensors[name].dtype) for name, array in inputs.items() if name not in cut}
     worst, squares, count = 0.0, 0.0, 0
     for start in range(0, axis_length, rows or 1):
-        part = {n: _rows(a, cut[n], start, rows).astype(np.float64) if n in cut else doubles[n] for n, a in inputs.items()}
-        got = [_rows(outputs[n], cut[n], start, rows) if n in cut else outputs[n] for n in op.outputs]
-        for name, output, relative in zip(op.outputs, got, _relative(op, part, got)):
-            if not bool(np.isfinite(output).all()):
-                return Error(float("nan"), float("nan"))
-            worst = max(worst, float(relative.max()))
+        part = {n: decode(_rows(a, cut[n], start, rows), tensors[n].dtype) if n in cut else doubles[n] for n, a in inputs.items()}
+        references, scales = (_call(function, problem, part) for function in (op.reference, op.scale))
+        if len(op.outputs) == 1:
+            references, scales = (references,), (scales,)
+        for name, reference, scale in zip(op.outputs, references, scales):
+            got = _rows(outputs[name], cut[name], start, rows) if name in cut else outputs[name]
+            relative = _relative(op, problem, tensors[name].dtype, got, reference, scale, exact)
+            largest = float(relative.max())
+            if np.isnan(largest):
+                return Error(largest, largest)
+            worst = max(worst, largest)
             squares, count = squares + float((relative * relative).sum()), count + relative.size
     return Error(worst, (squares / count) ** 0.5)
 
 
-def _relative(op: Op, inputs: Mapping, outputs: list) -> list:
-    """Per output |output - reference| / scale; an element whose scale is zero is either right or infinitely wrong."""
-    references, scales = op.reference(**inputs), op.scale(**inputs)
-    if len(op.outputs) == 1:
-        references, scales = (references,), (scales,)
-    result = []
-    for output, reference, scale in zip(outputs, references, scales):
-        difference = np.abs(output.astype(np.float64) - reference)
-        xp = sys.modules[type(difference).__module__.split(".")[0]]
-        result.append(xp.where(difference == 0, 0.0, xp.where(scale == 0, np.inf, difference / xp.where(scale == 0, 1.0, scale))))
-    return result
+def _call(function: Callable, problem: Problem, inputs: Mapping):
+    kind = dict(p=problem) if "p" in inspect.signature(function).parameters else {}
+    with np.errstate(all="ignore"):  # of inputs that hold infinities
+        return function(**kind, **inputs)
+
+
+def _relative(op: Op, problem: Problem, dtype: str, output, reference, scale, exact: bool):
+    """|output - reference| / scale of each element; infinity where an exact one is wrong, NaN where one is not finite and must be, or must
+    not be and is."""
+    got, xp = decode(output, dtype), module_of(output)
+    reference = xp.where(xp.abs(reference) >= overflow(dtype), xp.copysign(xp.inf, reference), reference)
+    if exact:
+        reference = decode(encode(reference, dtype), dtype)
+    with np.errstate(invalid="ignore"):  # of what is not finite
+        difference = xp.where((got == reference) | xp.isnan(got) & xp.isnan(reference), 0.0, xp.abs(got - reference))
+    if exact or not is_float(dtype):
+        return xp.where(xp.isfinite(difference), xp.where(difference == 0, 0.0, xp.inf), xp.nan)
+    if unit(dtype) > op.unit(problem):  # what rounding to the type allows is no error of the sum
+        difference = xp.maximum(difference - unit(dtype) * xp.abs(xp.where(xp.isfinite(reference), reference, 0.0)) - least(dtype) / 2, 0.0)
+    with np.errstate(invalid="ignore"):
+        relative = xp.where(difference == 0, 0.0, xp.where(scale == 0, xp.inf, difference / xp.where(scale == 0, 1.0, scale)))
+    return xp.where(xp.isfinite(difference), relative, xp.nan)
 
 
 def _rows(array, axis: int, start: int, count: int):
     return array[(slice(None),) * axis + (slice(start, start + count),)]
 
 
-def check_step(step: Step, problem: Values, backend, *, overrides: Mapping[str, int] = types.MappingProxyType({}),
+def check_step(step: Step, problem: Problem, backend, *, overrides: Mapping[str, int] = types.MappingProxyType({}),
                seed: int = 0) -> list[Verdict]:
     """A verdict on the step for each kind of input, run on a backend; outputs that the step leaves unwritten are NaN there."""
     plan = step.plan(problem, step.config(problem, overrides))
     verdicts = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(step.op.kinds):
         inputs = draw(step.op, problem, kind, generator(seed + number))
         verdicts.append(compare(step.op, problem, inputs, backend.run(plan, inputs), exact=kind == "integers"))
     return verdicts
 
 
-def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bool = False, seed: int = 0) -> Verdict:
+def check_on_device(gpu, op: Op, problem: Problem, buffers: Mapping, *, exact: bool = False, seed: int = 0) -> Verdict:
     """A verdict on outputs that lie on the device (buffers: tensor name -> CuPy array), for shapes that are too large for NumPy.
 
     NumPy, in float64, checks sampled rows and columns as `op.samples` cuts them (first and last among them); CuPy, in float64, the whole.
@@ -170,25 +208,26 @@ def check_on_device(gpu, op: Op, problem: Values, buffers: Mapping, *, exact: bo
     tensors = op.tensors(problem)
     rng = np.random.default_rng(seed)
     with gpu.stream:
-        for cut in op.samples:
+        for cut in op.cuts(problem):
             length = next(tensors[name].shape[axis] for name, axis in cut.items())
             chosen = np.unique(np.concatenate([[0, length - 1], rng.integers(0, length, SAMPLED - 2)]))
-            part = {name: buffers[name].take(cupy.asarray(chosen), axis=cut[name]) if name in cut else buffers[name] for name in tensors}
-            part = {name: array.get() for name, array in part.items()}
-            error = error_of(op, {n: part[n] for n in op.inputs}, {n: part[n] for n in op.outputs})
+            part = {name: bits(buffers[name]) for name in tensors}
+            part = {name: raw.take(cupy.asarray(chosen), axis=cut[name]) if name in cut else raw for name, raw in part.items()}
+            part = {name: raw.get().view(numpy_dtype(tensors[name].dtype)) for name, raw in part.items()}
+            error = error_of(op, problem, {n: part[n] for n in op.inputs}, {n: part[n] for n in op.outputs}, exact=exact)
             verdict = judge(op, problem, error, exact=exact)
             if not verdict:
                 return verdict
-    return judge(op, problem, device_error(gpu, op, problem, buffers), exact=exact)
+    return judge(op, problem, device_error(gpu, op, problem, buffers, exact), exact=exact)
 
 
-def device_error(gpu, op: Op, problem: Values, buffers: Mapping) -> Error:
+def device_error(gpu, op: Op, problem: Problem, buffers: Mapping, exact: bool = False) -> Error:
     """The error of the whole output by CuPy in float64, in blocks of rows that fit into what memory is free."""
-    tensors, cut = op.tensors(problem), op.samples[0]
+    tensors, cut = op.tensors(problem), op.cuts(problem)[0]
     length = next(tensors[name].shape[axis] for name, axis in cut.items())
     whole = sum(8 * t.elements for name, t in tensors.items() if name not in cut) * 2  # the copy, and its square while the scale is made
-    a_row = sum(8 * t.elements // length * (6 if t.role == "out" else 2) for name, t in tensors.items() if name in cut)
+    a_row = sum(8 * t.elements // length * (10 if t.role == "out" else 4) for name, t in tensors.items() if name in cut)
     gpu.require(whole + a_row, f"checking {problem} in float64")
     rows = max(1, min(length, (gpu.free_bytes() - whole) // (2 * a_row)))
     with gpu.stream:
-        return error_of(op, {n: buffers[n] for n in op.inputs}, {n: buffers[n] for n in op.outputs}, rows=int(rows))
+        return error_of(op, problem, {n: buffers[n] for n in op.inputs}, {n: buffers[n] for n in op.outputs}, int(rows), exact)

@@ -9,14 +9,15 @@ import numpy as np
 
 from cudalab import roofline
 from cudalab.build import build, sm_of
-from cudalab.check import KINDS, Verdict, compare, draw, generator
+from cudalab.check import Verdict, compare, draw, generator
 from cudalab.devices import Device, find_device
 from cudalab.emulator import Emulator
 from cudalab.emulator.counters import Counters, derived
 from cudalab.emulator.errors import KernelFault
 from cudalab.errors import MissingTool
-from cudalab.report import fold, shape_text, table, terminal_width
-from cudalab.spec import Plan, Step, Values
+from cudalab.report import fold, problem_text, table, terminal_width
+from cudalab.problem import Problem
+from cudalab.spec import Plan, Step
 
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
 TYPICAL = ((120, "GeForce RTX 5090"), (90, "H200"), (89, "RTX 4060"), (80, "A100-SXM4-80GB"))
@@ -39,20 +40,23 @@ class Counted:
 
     @property
     def label(self) -> str:
-        return f"{self.plan.step.path} at {shape_text(self.plan.problem)}"
+        return f"{self.plan.step.path} at {problem_text(self.plan.problem)}"
 
 
-def count(step: Step, problem: Values, target: str, *, overrides: Mapping[str, int] = types.MappingProxyType({}), seed: int = 0,
-          sanitize: bool = True, kinds: tuple[str, ...] = KINDS, progress: Callable | None = None) -> Counted:
-    """Run the step on inputs of each kind, counting on the first.  progress: called with blocks done, blocks, and a label."""
+def count(step: Step, problem: Problem, target: str, *, overrides: Mapping[str, int] = types.MappingProxyType({}), seed: int = 0,
+          sanitize: bool = True, kinds: tuple[str, ...] = (), progress: Callable | None = None) -> Counted:
+    """Run the step on inputs of each kind, by default all that the op has, counting on the first.
+
+    progress: called with blocks done, blocks, and a label.
+    """
     plan = step.plan(problem, step.config(problem, overrides))
     counters, verdicts = Counters(), []
-    for number, kind in enumerate(kinds):
+    for number, kind in enumerate(kinds or step.op.kinds):
         place = Emulator(target, observers=() if number else (counters,), sanitize=sanitize)
         if progress:
-            label = f"{step.path} at {shape_text(problem)}, {kind.removesuffix('s')} inputs"
+            label = f"{step.path} at {problem_text(problem)}, {kind.removesuffix('s')} inputs"
             place.progress = lambda done, total, entry, label=label: progress(done, total, label)
-        inputs = draw(step.op, problem, kind, generator(seed + KINDS.index(kind)))
+        inputs = draw(step.op, problem, kind, generator(seed + step.op.kinds.index(kind)))
         verdicts.append(verdict_of(plan, inputs, place, kind))
     return Counted(plan, target, tuple(verdicts), counters)
 
@@ -75,7 +79,8 @@ def row(one: Counted, device: Device) -> dict:
     """All that is known, as JSON takes it; no time is in it."""
     total = one.counters.total()
     plan = one.plan
-    return dict(op=plan.step.op.name, step=plan.step.id, shape=dict(plan.problem), config=dict(plan.config), backend="emulator",
+    return dict(op=plan.step.op.name, step=plan.step.id, shape=dict(plan.problem), dtype=plan.problem.dtype,
+                variant=plan.problem.variant, config=dict(plan.config), backend="emulator",
                 target=one.target, ran=True, passed=bool(one),
                 checks=[dict(inputs=v.kind, passed=v.passed, error=finite(v.error), bound=v.bound, reason=v.reason) for v in one.verdicts],
                 level="PTX", counters=total, derived=derived(total), mix=one.counters.mix(),
@@ -202,7 +207,7 @@ def rows_text(found: list[Counted], device: Device) -> str:
         total = one.counters.total()
         more, reasons = derived(total), [v.reason for v in one.verdicts if not v]
         busiest = roofline.demands(total, device)[0].name
-        lines.append((one.plan.step.path, shape_text(one.plan.problem), "right" if one else "WRONG", _short(total["warp_instructions"]),
+        lines.append((one.plan.step.path, problem_text(one.plan.problem), "right" if one else "WRONG", _short(total["warp_instructions"]),
                       _ratio(more["sectors_per_request"]), _short(more["shared_excess"]), _short(total["divergent_branches"]),
                       _ratio(more["intensity_sectors"]), busiest, (reasons or [""])[0]))
     head = ("step", "shape", "result", "warp instr.", "sectors/req.", "conflicts", "diverged", "FLOP/B", "busiest", "reason")

@@ -13,12 +13,14 @@ import numpy as np
 
 from cudalab.build import build, target_for, verify
 from cudalab.devices import Device
+from cudalab.dtypes import device_dtype, is_float, itemsize, numpy_dtype
 from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName, UnusableDevice
 from cudalab.installed import cure
-from cudalab.spec import DTYPES, MAP_FORMATS, Copy, Fill, Launch, Plan, Tensor, TensorMap
+from cudalab.spec import Copy, Fill, Launch, Plan, Tensor
+from cudalab.tensormap import MAP_FORMATS, TensorMap
 
 SENTINEL = 0xA5  # every byte of an integer output before a run: a value that no kernel here computes
-NAN = 0xFF  # every byte of a floating-point output before a run: NaN in all IEEE formats
+NAN = 0xFF  # every byte of a floating-point output before a run: NaN in all formats, bf16 and fp8 too
 DEFAULT_SMEM = 48 * 1024  # a block's shared memory beyond this must be asked for with a function attribute
 PORTABLE_CLUSTER = 8
 TENSOR_MAP = 128  # bytes of a CUtensorMap
@@ -66,17 +68,23 @@ class Gpu:
             self.poison(plan.tensors.values(), buffers)
             for name, tensor in plan.tensors.items():
                 if tensor.role in ("in", "inout"):
-                    buffers[name].set(np.ascontiguousarray(inputs[name], DTYPES[tensor.dtype]))
+                    host = np.ascontiguousarray(inputs[name], numpy_dtype(tensor.dtype))
+                    buffers[name].set(host.view(device_dtype(tensor.dtype)))
             enqueue()
             self.synchronize(plan.step.path)
-            return {name: buffers[name].get() for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
+            return {name: buffers[name].get().view(numpy_dtype(tensor.dtype)) for name, tensor in plan.tensors.items()
+                    if tensor.role in ("out", "inout")}
 
     def allocate(self, tensors: Iterable[Tensor], what: str) -> dict:
         """A CuPy array for each tensor: zeros for a state, uninitialised for the rest.  Raises OutOfMemory before anything is taken."""
         tensors = list(tensors)
         self.require(sum(t.nbytes for t in tensors), what)
         with self.stream:
-            return {t.name: (self._cupy.zeros if t.role == "state" else self._cupy.empty)(t.shape, DTYPES[t.dtype]) for t in tensors}
+            return {t.name: self._array(t) for t in tensors}
+
+    def _array(self, tensor: Tensor):
+        raw = (self._cupy.zeros if tensor.role == "state" else self._cupy.empty)(tensor.shape, f"u{itemsize(tensor.dtype)}")
+        return raw.view(device_dtype(tensor.dtype))
 
     def require(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemory unless the device has `nbytes` free (blocks that CuPy's pool keeps unused count as free)."""
@@ -94,7 +102,7 @@ class Gpu:
         """Fill outputs with NaN (integers: a sentinel) and scratch with 0xFF bytes, so that what is not written shows."""
         for tensor in tensors:
             if tensor.role in roles:
-                byte = NAN if tensor.role == "scratch" or tensor.dtype.startswith("f") else SENTINEL
+                byte = NAN if tensor.role == "scratch" or is_float(tensor.dtype) else SENTINEL
                 self._check(self._fill(buffers[tensor.name], byte)()[0], tensor.name)
 
     def prepare(self, plan: Plan, buffers: Mapping) -> Callable[[], None]:

@@ -1,5 +1,6 @@
 """What the results say of a ladder: the tables of the README, and the figures that the picture draws."""
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from cudalab import registry, report
 from cudalab.errors import BadResults
+from cudalab.problem import kind_words
 from cudalab.results import slug
 from cudalab.spec import Op
 
@@ -14,31 +16,53 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 LARGE_FLOPS = 1e10  # from here on a shape counts as large in the geometric mean
 
 
-def at_first_shape(op: Op, device: str, rows: Iterable[Mapping]) -> dict[str, dict[str, Mapping]]:
+def kinds(op: Op, device: str, rows: Iterable[Mapping]) -> list[tuple[str, str | None]]:
+    """The kinds (dtype, variant) of the op that were measured on the device, in the op's order."""
+    found = {(row["dtype"], row["variant"]) for row in rows if (row["op"], row["device"]) == (op.name, device)}
+    return [kind for kind in itertools.product(op.dtypes, op.variants) if kind in found]
+
+
+def picture(op: Op, device: str, kind: tuple[str, str | None]) -> str:
+    """The name of a ladder's picture, without a suffix."""
+    return "-".join([op.name, *([] if kind == usual(op) else filter(None, kind)), slug(device)])
+
+
+def usual(op: Op) -> tuple[str, str | None]:
+    return op.dtypes[0], op.variants[0]
+
+
+def at_first_shape(op: Op, device: str, rows: Iterable[Mapping],
+                   kind: tuple[str, str | None] | None = None) -> dict[str, dict[str, Mapping]]:
     """Step id -> peer -> row, in the order of the ladder, at the op's first benchmark shape under the steady protocol."""
     found = {step.id: {} for step in op.steps}
-    for row in _of(op, device, rows):
+    for row in _of(op, device, rows, kind or usual(op)):
         if row["shape"] == dict(op.shapes["bench"][0]) and row["step"] in found:
             found[row["step"]][row["peer"]] = row
     return {step: by_peer for step, by_peer in found.items() if by_peer}
 
 
-def best_by_shape(op: Op, device: str, rows: Iterable[Mapping]) -> list[dict[str, Mapping]]:
+def best_by_shape(op: Op, device: str, rows: Iterable[Mapping],
+                  kind: tuple[str, str | None] | None = None) -> list[dict[str, Mapping]]:
     """For each benchmark shape that was measured, in their order: peer -> row of the step that is fastest (beside the first peer)."""
-    rows, best = list(_of(op, device, rows)), []
+    rows, best = list(_of(op, device, rows, kind or usual(op))), []
     for shape in map(dict, op.shapes["bench"]):
         here = [row for row in rows if row["shape"] == shape]
-        first = [row for row in here if row["peer"] == op.peers[0]] or here
+        first = [row for row in here if row["peer"] in op.peers[:1]] or here
         if first:
             step = min(first, key=lambda row: row["time_s"])["step"]
             best.append({row["peer"]: row for row in here if row["step"] == step})
     return best
 
 
-def _of(op: Op, device: str, rows: Iterable[Mapping]):
+def beside_first_peer(op: Op, by_peer: Mapping[str, Mapping]) -> Mapping:
+    """The row that speaks for a step: the one beside the op's first peer, or any."""
+    return next((by_peer[peer] for peer in op.peers if peer in by_peer), None) or next(iter(by_peer.values()))
+
+
+def _of(op: Op, device: str, rows: Iterable[Mapping], kind: tuple[str, str | None]):
     steps = {step.id for step in op.steps}
-    wanted = (op.name, device, "steady", None)
-    return (r for r in rows if (r["op"], r["device"], r["protocol"], r["variant"]) == wanted and r["step"] in steps)
+    wanted = (op.name, device, "steady", *kind)
+    return (r for r in rows if tuple(r[name] for name in ("op", "device", "protocol", "dtype", "variant")) == wanted and r["step"] in steps)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -53,44 +77,62 @@ def tables(rows: Sequence[Mapping], pictures: Path | None = None) -> str:
     sections = []
     for op in registry.ops().values():
         for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
-            ladder, best = at_first_shape(op, device, rows), best_by_shape(op, device, rows)
-            picture = f"{op.name}-{slug(device)}.svg"
-            if ladder and pictures and (pictures / picture).exists():
-                sections.append(f"![{op.name}: every step beside its peers on {device}]({pictures.name}/{picture})\n\n"
-                                f"`python cli.py results --plot`")
-            if ladder:
-                sections.append(_ladder(op, device, ladder))
-            if best:
-                sections.append(_best(op, device, best))
+            for kind in kinds(op, device, rows):
+                drawn = f"{picture(op, device, kind)}.svg"
+                ladder, best = at_first_shape(op, device, rows, kind), best_by_shape(op, device, rows, kind)
+                if ladder and pictures and (pictures / drawn).exists():
+                    sections.append(f"![{_name(op, kind)}: every step beside its peers on {device}]({pictures.name}/{drawn})\n\n"
+                                    f"`python cli.py results --plot`")
+                if ladder:
+                    sections.append(_ladder(op, device, ladder, kind))
+                if best:
+                    sections.append(_best(op, device, best, kind))
     return "\n\n".join(sections)
 
 
-def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]]) -> str:
+def _name(op: Op, kind: tuple[str, str | None]) -> str:
+    return " ".join([op.name, *kind_words(*kind)])
+
+
+def _options(op: Op, kind: tuple[str, str | None]) -> str:
+    """What the command needs to measure this kind."""
+    words = zip(("--dtype", "--variant"), kind, usual(op))
+    return "".join(f" {option} {name}" for option, name, default in words if name != default)
+
+
+def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]], kind) -> str:
     titles = {step.id: step.header[0] for step in op.steps}
     peers = [peer for peer in op.peers if all(peer in by_peer for by_peer in ladder.values())] or op.peers
     lines = []
     for step, by_peer in ladder.items():
-        row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
+        row = beside_first_peer(op, by_peer)
         lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), report.share_text(row),
                       *_ratios(peers, by_peer)))
-    head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}, every step "
+    head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}{_said(kind)}, every step "
             f"(a ratio above 1 is faster than the library):")
-    table = _markdown(lines, ("step", "idea", "time", "TFLOP/s", "share of the roof", *(f"× {peer}" for peer in peers)), text=2)
+    table = _markdown(lines, ("step", "idea", "time", report.rate_unit(op.name), "share of the roof", *(f"× {peer}" for peer in peers)),
+                      text=2)
     shape = "x".join(map(str, op.shapes["bench"][0].values()))
-    return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape} --save rows.jsonl && {_AFTER}`"
+    return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape}{_options(op, kind)} --save rows.jsonl && {_AFTER}`"
 
 
-def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]]) -> str:
-    lines = []
+def _said(kind: tuple[str, str | None]) -> str:
+    return "".join(f", {word}" for word in kind_words(*kind))
+
+
+def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind) -> str:
+    peers = list(dict.fromkeys([*op.peers, *sorted(peer for by_peer in best for peer in by_peer if peer)]))  # those of users' files, too
+    lines, unit, first = [], report.rate_unit(op.name), peers[:1]
     for by_peer in best:
-        row = by_peer.get(op.peers[0]) or next(iter(by_peer.values()))
+        row = beside_first_peer(op, by_peer)
         lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row),
-                      report.share_text(row), report.rate_text(row, "peer_time_s"), *_ratios(op.peers, by_peer)))
-    head = f"`{op.name}` on {device}, the fastest step at each shape ({'×'.join(op.dims)}):"
-    table = _markdown(lines, ("shape", "step", "time", "TFLOP/s", "share of the roof", f"{op.peers[0]} TFLOP/s",
-                              *(f"× {peer}" for peer in op.peers)), text=2)
-    said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in op.peers)))
-    return f"{head}\n\n{table}{said}\n\n`python cli.py bench {op.name} --all-shapes --save rows.jsonl && {_AFTER}`"
+                      report.share_text(row), *(report.rate_text(by_peer.get(peer, {}), "peer_time_s") for peer in first),
+                      *_ratios(peers, by_peer)))
+    head = f"`{op.name}` on {device}{_said(kind)}, the fastest step at each shape ({'×'.join(op.dims)}):"
+    table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *(f"{peer} {unit}" for peer in first),
+                              *(f"× {peer}" for peer in peers)), text=2)
+    said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in peers)))
+    return f"{head}\n\n{table}{said}\n\n`python cli.py bench {op.name} --all-shapes{_options(op, kind)} --save rows.jsonl && {_AFTER}`"
 
 
 _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from cudalab import check, results, roofline
 from cudalab.devices import Device
+from cudalab.dtypes import finite
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
 from cudalab.peers import Peer
-from cudalab.spec import Plan, Step, Values
+from cudalab.problem import Problem, Values
+from cudalab.spec import Plan, Step
 
 PROTOCOLS = ("steady", "sustained")
 PAIRS = 16  # batches of each arm: eight times A B B A
@@ -100,7 +102,7 @@ def iqr(values: Sequence[float]) -> float:
     return upper - lower
 
 
-def bench_step(gpu, step: Step, problem: Values, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
+def bench_step(gpu, step: Step, problem: Problem, *, config: Mapping[str, int] | None = None, peers: Iterable[Peer] = (),
                protocol: str = "steady", seed: int = 0, progress: Callable[[int, int, str], None] | None = None,
                say: Callable[[str], None] | None = None) -> Iterator[dict]:
     """Check the step, time it against each peer, check it again; yields a results row a peer as soon as it is measured.
@@ -158,7 +160,7 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                drawn = check.draw(self.op, problem, "normal", rng)
+                drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -169,10 +171,11 @@ class _Bench:
         if peer is not None:
             with gpu.stream:
                 theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+        if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)
             peer_error = check.device_error(gpu, self.op, problem, self.peer_sets[0])
-            verdict = check.judge(self.op, problem, peer_error, exact=False, peer_error=self.before)  # a peer in TF32, say, is no peer
+            verdict = check.judge_peer(self.op, problem, peer_error, self.before)  # a peer in TF32, say, is no peer
             if not verdict:
                 self.say(f"peer {peer.name} is left out, its result is not as exact as the step's: {verdict.reason}")
                 return None
@@ -293,11 +296,10 @@ class _Bench:
 
     def _check_after(self, peer_error: check.Error | None) -> check.Error:
         """What the timed calls left: no NaN in any set that was used, and the last of those against float64."""
-        import cupy
         used = self.sets[:min(len(self.sets), max(1, QUEUE // self.ours.launches))]
         with self.gpu.stream:
             for number, buffers in enumerate(used):
-                if not all(bool(cupy.isfinite(buffers[name]).all()) for name in self.op.outputs):
+                if not all(finite(buffers[name], self.tensors[name].dtype) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
         error = check.device_error(self.gpu, self.op, self.plan.problem, used[-1])
         self._accept(check.judge(self.op, self.plan.problem, error, exact=False, peer_error=peer_error), "after the timing")
@@ -324,7 +326,7 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
     roof, share = roofline.share(op, problem, device, summary.time_s)
-    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=op.dtype, variant=None, device=device.name, peer=peer,
+    return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
                 roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
                 ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,

@@ -14,7 +14,7 @@ import numpy as np
 
 from cudalab.errors import LabError, UnknownName
 from cudalab.installed import cure
-from cudalab.spec import Values
+from cudalab.problem import Problem
 
 WORKSPACE = 32 * 2**20  # bytes; what NVIDIA advises for Hopper
 CANDIDATES = 10  # how many of cublasLt's heuristics are tried
@@ -23,14 +23,16 @@ CANDIDATES = 10  # how many of cublasLt's heuristics are tried
 @dataclass(frozen=True)
 class Peer:
     """prepare(problem, buffers: tensor name -> CuPy array, stream) -> a call that enqueues the work; it may have an attribute `note` (what
-    was chosen).  missing() -> None, or why it cannot run and what installs it.  version() -> text.  ops: names, empty for any."""
+    was chosen).  missing() -> None, or why it cannot run and what installs it.  version() -> text.  ops: names, empty for any.
+    computes: False for what only moves the bytes, a roof measured in the same run: its result is not looked at."""
 
     name: str
     title: str
     ops: tuple[str, ...]
-    prepare: Callable[[Values, Mapping, object], Callable[[], None]]
+    prepare: Callable[[Problem, Mapping, object], Callable[[], None]]
     missing: Callable[[], str | None]
     version: Callable[[], str]
+    computes: bool = True
 
 
 def find_peer(text: str) -> Peer:
@@ -87,7 +89,7 @@ def _cublas_version() -> str:
     return f"cuBLAS {cublas.getVersion(cupy.cuda.device.get_cublas_handle())}"
 
 
-def _cublas(problem: Values, buffers: Mapping, stream) -> Callable:
+def _cublas(problem: Problem, buffers: Mapping, stream) -> Callable:
     import cupy
     from cupy._core import _routines_linalg as linalg
     # $CUPY_TF32 would turn the peer into another computation: FP32 is compared with FP32
@@ -119,7 +121,7 @@ def _cublaslt_version() -> str:
 class _Matmul:
     """Row-major C = A·B in FP32 by cublasLt with one of its algorithms; everything that is not the pointers, made once a problem."""
 
-    def __init__(self, problem: Values, stream):
+    def __init__(self, problem: Problem, stream):
         import cupy
         from nvmath.bindings import cublasLt as lt
         M, N, K = problem["M"], problem["N"], problem["K"]
@@ -170,7 +172,7 @@ class _Matmul:
 _matmuls: dict[tuple, _Matmul] = {}  # one problem's rotating sets share the descriptors, the workspace and the choice
 
 
-def _cublaslt(problem: Values, buffers: Mapping, stream) -> Callable:
+def _cublaslt(problem: Problem, buffers: Mapping, stream) -> Callable:
     if (problem, stream.ptr) not in _matmuls:
         _matmuls.clear()
         _matmuls[problem, stream.ptr] = _Matmul(problem, stream)

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from cudalab.errors import MissingTool
+from cudalab.problem import Problem, kind_words
 from cudalab.spec import Fill, Launch, Plan
 
 
@@ -49,10 +50,29 @@ def shape_text(shape: Mapping[str, int]) -> str:
     return f"{sizes[0]}³" if len(sizes) == 3 and len(set(sizes)) == 1 else "x".join(map(str, sizes))
 
 
+def case_text(row: Mapping) -> str:
+    """The shape of a row or a verdict with its kind: 4096x4096 bf16."""
+    return " ".join([shape_text(row["shape"]), *kind_words(row["dtype"], row["variant"])])
+
+
+def problem_text(problem: Problem) -> str:
+    """The same of a problem."""
+    return case_text(dict(shape=problem, dtype=problem.dtype, variant=problem.variant))
+
+
+def rate_unit(op: str) -> str:
+    """What an op's speed is given in, by its name; one that is no longer there counted operations."""
+    from cudalab.registry import ops
+    return "GB/s" if op in ops() and ops()[op].rate == "bytes" else "TFLOP/s"
+
+
 def rate_text(row: Mapping, time: str = "time_s") -> str:
-    """TFLOP/s of a row (time: of ours, or "peer_time_s")."""
+    """The rate of a row in its op's unit (time: of ours, or "peer_time_s")."""
     if not row.get(time):
         return "-"
+    if rate_unit(row["op"]) == "GB/s":
+        rate = row["bytes"] / row[time] / 1e9
+        return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
     rate = row["flops"] / row[time] / 1e12
     return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
@@ -69,15 +89,19 @@ def measured(rows: Iterable[Mapping]) -> str:
     """The table of measured rows: ours beside the peer, with the share of the roof; the protocol where it is not always steady."""
     rows = list(rows)
     more = ("protocol",) if any(r["protocol"] != "steady" for r in rows) else ()
-    lines = [(f"{r['op']}/{r['step']}", shape_text(r["shape"]), rate_text(r), share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
-              time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more)) for r in rows]
-    return table(lines, ("step", "shape", "TFLOP/s", "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
+    units = list(dict.fromkeys(rate_unit(r["op"]) for r in rows))
+    behind = [f" {rate_unit(r['op'])}" if len(units) > 1 else "" for r in rows]
+    lines = [(f"{r['op']}/{r['step']}", case_text(r), rate_text(r) + unit, share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
+              time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more))
+             for r, unit in zip(rows, behind)]
+    unit = units[0] if len(units) == 1 else "rate"
+    return table(lines, ("step", "shape", unit, "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
 
 
 def checked(verdicts: Sequence[Mapping]) -> str:
     """What `check` found: one line a step with its largest error and that error's bound, and every check that failed behind them.
 
-    verdicts: mappings with op, step, shape, inputs, passed, error (None: not a number), bound, reason.
+    verdicts: mappings with op, step, shape, dtype, variant, inputs, passed, error (None: not a number), bound, reason.
     """
     lines, failures = [], []
     for name in dict.fromkeys((v["op"], v["step"]) for v in verdicts):
@@ -85,10 +109,10 @@ def checked(verdicts: Sequence[Mapping]) -> str:
         wrong = [v for v in mine if not v["passed"]]
         rounded = [v for v in mine if v["error"] is not None and v["bound"] > 0]
         worst = max(rounded, key=lambda v: v["error"] / v["bound"], default=None)
-        shapes = {tuple(v["shape"].items()) for v in mine}
+        shapes = {case_text(v) for v in mine}
         lines.append(("/".join(name), len(shapes), f"{len(wrong)} of {len(mine)} WRONG" if wrong else "right",
-                      *((f"{worst['error']:.2e}", f"{worst['bound']:.2e}", shape_text(worst["shape"])) if worst else ("-", "-", ""))))
-        failures += [("/".join(name), shape_text(v["shape"]), v["inputs"], v["reason"]) for v in wrong]
+                      *((f"{worst['error']:.2e}", f"{worst['bound']:.2e}", case_text(worst)) if worst else ("-", "-", ""))))
+        failures += [("/".join(name), case_text(v), v["inputs"], v["reason"]) for v in wrong]
     text = table(lines, ("step", "shapes", "result", "worst error", "bound", "at"), left=(0, 2, 5))
     return text + ("\n\n" + table(failures, ("wrong", "shape", "inputs", "why"), left=range(4), wrap=3) if failures else "")
 
@@ -102,7 +126,8 @@ def compiled(plan: Plan, target: str) -> dict:
     built = build(plan, target)
     verify(built, plan)
     title, prose = plan.step.header
-    return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), config=dict(plan.config),
+    return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), dtype=plan.problem.dtype,
+                variant=plan.problem.variant, config=dict(plan.config),
                 tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, min_sm=plan.step.min_sm, target=target,
                 buffers=[dict(name=t.name, shape=list(t.shape), dtype=t.dtype, role=t.role, bytes=t.nbytes) for t in plan.tensors.values()],
                 actions=[_action(a, built, target) for a in plan.actions], folder=str(built.folder), cached=built.cached,
@@ -149,7 +174,8 @@ def static(report: Mapping, prose: bool = False) -> str:
     lines = [f"{report['op']}/{report['step']}: {report['title']}"]
     if prose and report["prose"]:
         lines += ["", *_prose(report["prose"])]
-    lines += ["", f"shape      {shape}", f"target     {report['target']} (needs compute capability {report['min_sm'] / 10} or later)",
+    kind = "".join(f", {word}" for word in kind_words(report["dtype"], report["variant"]))
+    lines += ["", f"shape      {shape}{kind}", f"target     {report['target']} (needs compute capability {report['min_sm'] / 10} or later)",
               fold(f"tunables   {'  '.join(f'{name}={value}' for name, value in report['config'].items()) or 'none'}", " " * 11)]
     searched = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in report["tunables"].items() if values)
     lines += [fold(f"tune tries {searched}", " " * 11)] if prose and searched else []

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudalab.errors import BadResults
-from cudalab.spec import KERNELS, Step, Values
+from cudalab.problem import Problem
+from cudalab.spec import KERNELS, Step
 
 KEY = ("op", "step", "shape", "dtype", "variant", "device", "peer", "protocol")
 _TEXT = ("op", "step", "dtype", "device", "protocol", "date")
@@ -145,8 +146,8 @@ def tuned_file(device: str) -> Path:
     return root() / "tuned" / f"{slug(device)}.jsonl"
 
 
-def tuned(step: Step, device: str, problem: Values) -> dict[str, int] | None:
-    """The configuration that `tune` kept for this step, device and shape, or None.
+def tuned(step: Step, device: str, problem: Problem) -> dict[str, int] | None:
+    """The configuration that `tune` kept for this step, device, shape and kind, or None.
 
     One that was found with another source of the step, or names a tunable it no longer has, does not count.
     """
@@ -154,27 +155,31 @@ def tuned(step: Step, device: str, problem: Values) -> dict[str, int] | None:
     found = None
     for where, row in _lines(file) if file.exists() else ():
         try:
-            if row["step"] == step.path and row["shape"] == dict(problem) and row["source_digest"] == source_digest(step):
+            kind = row.get("dtype", "f32"), row.get("variant")  # rows of before there were kinds lack them
+            if (row["step"], row["shape"], kind, row["source_digest"]) == (step.path, dict(problem), problem.kind, source_digest(step)):
                 found = dict(row["config"])
-        except (TypeError, KeyError, ValueError):
+        except (AttributeError, TypeError, KeyError, ValueError):
             raise BadResults(f"{where}: not a tuned configuration; repair or remove the line") from None
     return found if found is not None and set(found) <= set(step.tunables) else None
 
 
-def save_tuned(step: Step, device: str, problem: Values, config: Mapping[str, int], time_s: float) -> Path:
-    """Keep `config` as the best for this step, device and shape.  Returns the file it went to."""
+def save_tuned(step: Step, device: str, problem: Problem, config: Mapping[str, int], time_s: float) -> Path:
+    """Keep `config` as the best for this step, device, shape and kind.  Returns the file it went to."""
     file = tuned_file(device)
-    append(file, [dict(step=step.path, shape=dict(problem), device=device, config=dict(config), time_s=time_s,
-                       source_digest=source_digest(step), date=now())])
+    append(file, [dict(step=step.path, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device,
+                       config=dict(config), time_s=time_s, source_digest=source_digest(step), date=now())])
     return file
 
 
 def source_digest(step: Step) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the common headers: what a measurement belongs to."""
+    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers it includes: what a measurement belongs to."""
     import hashlib
-    digest = hashlib.sha256(step.source.read_bytes())
-    for header in sorted((KERNELS / "common").glob("*.cuh")):
-        digest.update(header.read_bytes())
+
+    from cudalab.build import included
+    text = step.source.read_bytes()
+    digest = hashlib.sha256(text)
+    for _, header in sorted(included(step.source.absolute(), text)[0].items()):
+        digest.update(header)
     return digest.hexdigest()[:16]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cudalab.devices import Device
-from cudalab.spec import Op, Values
+from cudalab.problem import Problem
+from cudalab.spec import Op
 
 SCHEDULERS = 4  # of an SM
 
@@ -36,7 +37,7 @@ def roofs(device: Device) -> dict[str, Roof]:
         Roof("dram", device.dram_bytes_per_s, "byte", f"memory clock x bus width; {device.source}"))}
 
 
-def floor(op: Op, problem: Values, device: Device) -> tuple[str, float]:
+def floor(op: Op, problem: Problem, device: Device) -> tuple[str, float]:
     """Which roof bounds the op at this size, and the time in seconds below which the device cannot go."""
     limits = roofs(device)
     times = {"fp32": op.flops(problem) / limits["fp32"].value, "dram": op.bytes(problem) / limits["dram"].value}
@@ -44,7 +45,7 @@ def floor(op: Op, problem: Values, device: Device) -> tuple[str, float]:
     return name, times[name]
 
 
-def share(op: Op, problem: Values, device: Device, time_s: float) -> tuple[str, float]:
+def share(op: Op, problem: Problem, device: Device, time_s: float) -> tuple[str, float]:
     """Which roof bounds the op, and what share of it a time of `time_s` seconds reaches (1 is the roof)."""
     name, least = floor(op, problem, device)
     return name, least / time_s

@@ -4,58 +4,24 @@ A step is a pure function from (problem, config) to what a device shall do: `Lau
 A backend runs it; nothing here touches a device.
 """
 
+import itertools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cudalab.errors import BadConfig, BadLaunch, BadShape
+from cudalab.dtypes import itemsize
+from cudalab.errors import BadConfig, BadLaunch, BadShape, UnknownName
 from cudalab.expressions import evaluate
+from cudalab.problem import Problem, Values, shapes  # noqa: F401  (parts write `spec.shapes`)
+from cudalab.tensormap import TensorMap
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels_cu"
-
-# our name of a type -> NumPy's, which NumPy and CuPy take wherever they take a dtype
-DTYPES = dict(f32="float32", f64="float64", f16="float16", i8="int8", u8="uint8", i32="int32", u32="uint32", i64="int64", u64="uint64")
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
 MAX_BLOCK = (1024, 1024, 64)
 MAX_ELEMENTS = 2**31 - 2**16  # kernels index with 32-bit integers; what is left over keeps a tile that overhangs an edge below 2^31
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element: f32 -> 4."""
-    return int(dtype[1:]) // 8
-
-
-class Values(Mapping):
-    """An immutable set of named integers: a problem's dimensions or a step's tunables.  `p.M` and `p["M"]` both read."""
-
-    def __init__(self, values: Mapping[str, int] = (), /, **more: int):
-        self.__dict__["_values"] = types.MappingProxyType(dict(values, **more))
-
-    def __getitem__(self, name):
-        return self._values[name]
-
-    def __getattr__(self, name):
-        if name.startswith("_") or name not in self._values:
-            raise AttributeError(name)
-        return self._values[name]
-
-    def __setattr__(self, name, value):
-        raise TypeError("values are immutable")
-
-    def __iter__(self):
-        return iter(self._values)
-
-    def __len__(self):
-        return len(self._values)
-
-    def __hash__(self):
-        return hash(tuple(self._values.items()))
-
-    def __repr__(self):
-        return " ".join(f"{name}={value}" for name, value in self._values.items())
 
 
 @dataclass(frozen=True)
@@ -113,70 +79,12 @@ def i32(value: int) -> Scalar:
     return Scalar(value, "i32")
 
 
+def i64(value: int) -> Scalar:
+    return Scalar(value, "i64")
+
+
 def f32(value: float) -> Scalar:
     return Scalar(value, "f32")
-
-
-# element formats of a tensor map: our name -> (bytes, the name of its CUtensorMapDataType)
-MAP_FORMATS = dict(u8=(1, "UINT8"), i8=(1, "UINT8"), e4m3=(1, "UINT8"), e5m2=(1, "UINT8"), u16=(2, "UINT16"), f16=(2, "FLOAT16"),
-               bf16=(2, "BFLOAT16"), u32=(4, "UINT32"), i32=(4, "INT32"), f32=(4, "FLOAT32"), f32_ftz=(4, "FLOAT32_FTZ"),
-               tf32=(4, "TFLOAT32"), tf32_ftz=(4, "TFLOAT32_FTZ"), u64=(8, "UINT64"), i64=(8, "INT64"), f64=(8, "FLOAT64"))
-SWIZZLES = (0, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """A kernel argument `const __grid_constant__ CUtensorMap`: how cp.async.bulk.tensor sees a buffer as tiles (mode "tiled").
-
-    name: the buffer; offset: bytes from its start to the tensor's.  dtype: see MAP_FORMATS.  dims: elements, innermost first, as everything
-    here.  box: what one copy takes.  strides: bytes from one element to the next along dims[1:] (default: packed).  element_strides:
-    every how manyth element is taken.  swizzle: 0, 32, 64 or 128 bytes.  fill: what elements outside read as, zero or nan.
-
-    Raises BadLaunch for what the driver would refuse: CUDA Driver API, "Tensor Map Object Management: cuTensorMapEncodeTiled".
-    """
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
-    box: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-    element_strides: tuple[int, ...] | None = None
-    swizzle: int = 0
-    fill: str = "zero"
-    offset: int = 0
-
-    def __post_init__(self):
-        size, rank = MAP_FORMATS.get(self.dtype, (0,))[0], len(self.dims)
-        if not size:
-            self._refuse(f"no elements of type {self.dtype}; there are {' '.join(MAP_FORMATS)}")
-        if self.strides is None:
-            object.__setattr__(self, "strides", tuple(size * math.prod(self.dims[:axis]) for axis in range(1, rank)))
-        if self.element_strides is None:
-            object.__setattr__(self, "element_strides", (1,) * rank)
-        if not 1 <= rank <= 5 or (len(self.box), len(self.strides), len(self.element_strides)) != (rank, rank - 1, rank):
-            self._refuse(f"{rank} dims, {len(self.box)} of the box, {len(self.strides)} strides, {len(self.element_strides)} element "
-                         f"strides; possible are 1 to 5 dims, as many of the box and element strides, one stride fewer")
-        if any(not 1 <= d <= 2**32 for d in self.dims) or any(not 1 <= b <= 256 for b in self.box):
-            self._refuse(f"dims {self.dims}, box {self.box}: dims are 1 to 2^32, the box 1 to 256")
-        if any(s % 16 or not 0 < s < 2**40 for s in self.strides) or self.offset % 16:
-            self._refuse(f"strides {self.strides}, offset {self.offset}: every stride and the start must be a multiple of 16 bytes")
-        if any(not 1 <= s <= 8 for s in self.element_strides) or self.element_strides[0] != 1:
-            self._refuse(f"element strides {self.element_strides}: they are 1 to 8, and 1 along the innermost dimension")
-        inner = self.box[0] * size
-        if inner % 16:
-            self._refuse(f"a box of {inner} bytes along the innermost dimension: it must be a multiple of 16")
-        if self.swizzle not in SWIZZLES or self.swizzle and inner > self.swizzle:
-            self._refuse(f"swizzle {self.swizzle} with a box of {inner} bytes along the innermost dimension: it is one of {SWIZZLES}, and "
-                         f"no fewer bytes than the box has")
-        if self.fill not in ("zero", "nan") or self.fill == "nan" and "f" not in self.dtype:
-            self._refuse(f"fill {self.fill} of {self.dtype}: it is zero, or nan for floating point")
-
-    def _refuse(self, why: str):
-        raise BadLaunch(f"a tensor map over {self.name}: {why}")
-
-    @property
-    def itemsize(self) -> int:
-        return MAP_FORMATS[self.dtype][0]
 
 
 @dataclass(frozen=True)
@@ -221,7 +129,7 @@ class Plan:
     """What a device shall do for one problem: `actions` (Launch, Fill, Copy; launches normalised) over `tensors` by name."""
 
     step: "Step"
-    problem: Values
+    problem: Problem
     config: Values
     tensors: Mapping[str, Tensor]
     actions: tuple[Launch | Fill | Copy, ...]
@@ -240,62 +148,97 @@ class Plan:
 class Op:
     """What is computed: dimensions, tensors, NumPy reference, cost, peers.
 
-    dims: names of the problem's dimensions.  inputs, outputs: tensor name -> its shape as expressions over the dimensions.
+    dims: names of the problem's dimensions.  dtypes, variants: what `problem.dtype` and `problem.variant` may be, the usual one first.
+    inputs, outputs: tensor name -> its shape as expressions over the dimensions, of the problem's type of elements unless it names its own
+    ("i32: M"); where that depends on the kind, a function of the problem that gives the text.
     reference: the inputs (float64) as keyword arguments -> the output array (with several outputs: a tuple in their order).
-    scale: inputs (float64) -> per element of the output, the magnitude that errors are measured against.
-    depth: problem -> number of terms that one output element sums.
+    scale: the same -> per element of the output, the magnitude that errors are measured against (integer outputs must be equal).
+    Both get the problem too, as `p`, if they have a parameter of that name; only its kind counts, where inputs are cut to a sample.
+    depth: problem -> number of terms that one output element sums.  unit: problem -> unit roundoff of the accumulator.
     flops, bytes: problem -> floating-point operations, bytes of compulsory traffic (each input read once, each output written once).
-    samples: ways to cut the problem down to a part that NumPy can check: tensor name -> axis along which it is cut.
-    peers: names in `cudalab.peers` of the libraries to compare with.  shapes: purpose (emulate, check, bench) -> problems.
+    rate: which of the two its speed is given in.
+    samples: ways to cut the problem down to a part that NumPy can check: tensor name -> axis along which it is cut; or a function of the
+    problem that gives them.  kinds: of input, see `check`; draw(tensor, problem, kind, rng) makes an input of its own kind of kind, as
+    float32 of the generator's module, or gives None where the usual will do.
+    peers: names in `cudalab.peers` of the libraries to compare with.
+    shapes: purpose (emulate, check, bench) -> sizes; here they become problems of the usual kind.
     """
 
     name: str
     title: str
     dims: tuple[str, ...]
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
+    inputs: Mapping[str, str | Callable[[Problem], str]]
+    outputs: Mapping[str, str | Callable[[Problem], str]]
     reference: Callable
     scale: Callable
-    depth: Callable[[Values], int]
-    flops: Callable[[Values], int]
-    bytes: Callable[[Values], int]
-    samples: tuple[Mapping[str, int], ...]
+    depth: Callable[[Problem], int]
+    flops: Callable[[Problem], int]
+    bytes: Callable[[Problem], int]
+    samples: tuple[Mapping[str, int], ...] | Callable[[Problem], tuple[Mapping[str, int], ...]]
     peers: tuple[str, ...]
     shapes: Mapping[str, tuple[Values, ...]]
-    dtype: str = "f32"
+    dtypes: tuple[str, ...] = ("f32",)
+    variants: tuple[str | None, ...] = (None,)
+    unit: Callable[[Problem], float] = lambda p: 2.0**-24
+    rate: str = "flops"
+    kinds: tuple[str, ...] = ("normal", "integers")
+    draw: Callable | None = None
     steps: list["Step"] = field(default_factory=list)
 
-    def problem(self, sizes: Mapping[str, int]) -> Values:
-        """A checked problem.  Raises BadShape for missing, unknown, zero or too large dimensions."""
+    def __post_init__(self):
+        usual = {purpose: tuple(Problem(sizes, self.dtypes[0], self.variants[0]) for sizes in found)
+                 for purpose, found in self.shapes.items()}
+        object.__setattr__(self, "shapes", types.MappingProxyType(usual))
+
+    def problem(self, sizes: Mapping[str, int], dtype: str | None = None, variant: str | None = None) -> Problem:
+        """A checked problem, of the usual kind unless one is named.
+
+        Raises BadShape for missing, unknown, zero or too large dimensions, UnknownName for a kind that the op does not have.
+        """
         if set(sizes) != set(self.dims):
             raise BadShape(f"{self.name} has the dimensions {' '.join(self.dims)}; got {' '.join(sizes) or 'none'}")
         for dim in self.dims:
             if not isinstance(sizes[dim], int) or sizes[dim] < 1:
                 raise BadShape(f"{dim}={sizes[dim]}: every dimension of {self.name} must be an integer of at least 1")
-        problem = Values({dim: sizes[dim] for dim in self.dims})
+        problem = Problem({dim: sizes[dim] for dim in self.dims}, dtype or self.dtypes[0], variant or self.variants[0])
+        for what, value, known in (("dtype", problem.dtype, self.dtypes), ("variant", problem.variant, self.variants)):
+            if value not in known:
+                raise UnknownName(f"{self.name} has no {what} '{value}'; it has {' '.join(str(name) for name in known)}")
         for tensor in self.tensors(problem).values():
             if tensor.elements > MAX_ELEMENTS:
                 raise BadShape(f"{tensor.name} of {problem} has {tensor.elements} elements; the kernels index with 32 bits, "
                                f"at most {MAX_ELEMENTS}: take a smaller shape")
         return problem
 
-    def tensors(self, problem: Values) -> dict[str, Tensor]:
+    def problems(self, purpose: str, dtypes: Sequence[str] = (), variants: Sequence[str | None] = ()) -> list[Problem]:
+        """The op's shapes for a purpose, of each kind named, by default of every kind."""
+        kinds = itertools.product(dtypes or self.dtypes, variants or self.variants)
+        return [self.problem(sizes, *kind) for kind in kinds for sizes in self.shapes[purpose]]
+
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
         """The op's own buffers, inputs first."""
-        def make(shapes, role):
-            return {name: Tensor(name, evaluate(shape, problem), self.dtype, role) for name, shape in shapes.items()}
-        return make(self.inputs, "in") | make(self.outputs, "out")
+        def make(name, text, role):
+            dtype, _, shape = (text(problem) if callable(text) else text).rpartition(":")
+            return Tensor(name, evaluate(shape, problem), dtype.strip() or problem.dtype, role)
+        both = (self.inputs, "in"), (self.outputs, "out")
+        return {name: make(name, text, role) for texts, role in both for name, text in texts.items()}
+
+    def cuts(self, problem: Problem) -> tuple[Mapping[str, int], ...]:
+        """The op's `samples` for this problem."""
+        return self.samples(problem) if callable(self.samples) else self.samples
 
     def step(self, number: int, *, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
-             zero: tuple[str, ...] = (), spills: bool = False, **tunables: int | Callable[[Values], int]):
+             zero: tuple[str, ...] = (), spills: bool = False, dtypes: tuple[str, ...] = (), variants: tuple[str | None, ...] = (),
+             **tunables: int | Callable[[Problem], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
         zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it.
-        spills: the step is there to teach register spills.
+        spills: the step is there to teach register spills.  dtypes, variants: those of the op that it takes, by default all.
         """
         def register(plan):
             step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,
-                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills, zero)
+                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills, zero, dtypes, variants)
             self.steps.append(step)
             return step
         return register
@@ -309,12 +252,14 @@ class Step:
     number: int
     name: str
     source: Path
-    make_actions: Callable[[Values, Values], Iterator]
-    tunables: Mapping[str, int | Callable[[Values], int]]
+    make_actions: Callable[[Problem, Values], Iterator]
+    tunables: Mapping[str, int | Callable[[Problem], int]]
     tune: Mapping[str, tuple[int, ...]]
     min_sm: int = 80
     spills: bool = False
     zero: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()  # none: all that the op has; so for variants
+    variants: tuple[str | None, ...] = ()
 
     @property
     def id(self) -> str:
@@ -337,7 +282,25 @@ class Step:
         title, *prose = lines or [self.name]
         return title.rstrip("."), "\n".join(prose).strip("\n")
 
-    def config(self, problem: Values, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
+    def kinds(self, dtypes: Sequence[str] = (), variants: Sequence[str | None] = ()) -> list[tuple[str, str | None]]:
+        """The kinds of problem that the step takes, as (dtype, variant), the usual one first; of those named, where some are."""
+        return [(dtype, variant) for dtype in self.dtypes or self.op.dtypes for variant in self.variants or self.op.variants
+                if dtype in (dtypes or (dtype,)) and variant in (variants or (variant,))]
+
+    def refuses(self, problem: Problem) -> str:
+        """Why the step cannot take a problem of its op; empty where it can."""
+        try:
+            self.plan(problem)
+        except BadShape as error:
+            return str(error)
+        return ""
+
+    def problems(self, purpose: str, dtypes: Sequence[str] = (), variants: Sequence[str | None] = ()) -> list[Problem]:
+        """The op's shapes for a purpose that the step takes, of each kind named, by default of every kind."""
+        found = [self.op.problem(sizes, *kind) for kind in self.kinds(dtypes, variants) for sizes in self.op.shapes[purpose]]
+        return [problem for problem in found if not self.refuses(problem)]
+
+    def config(self, problem: Problem, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
         """The tunables for a problem.  Raises BadConfig for a name that the step does not have, or a value below 1 that it never takes."""
         for name in overrides:
             if name not in self.tunables:
@@ -353,8 +316,11 @@ class Step:
         values = dict.fromkeys((default, *self.tune.get(name, ())))
         return f"it is {default} by default" + (f"; 'tune' tries {' '.join(map(str, sorted(values)))}" if len(values) > 1 else "")
 
-    def plan(self, problem: Values, config: Values | None = None) -> Plan:
+    def plan(self, problem: Problem, config: Values | None = None) -> Plan:
         """What to launch for this problem.  Raises BadShape, BadConfig or BadLaunch before anything runs."""
+        if problem.kind not in self.kinds():
+            wanted, *taken = (" ".join(filter(None, kind)) for kind in (problem.kind, *self.kinds()))
+            raise BadShape(f"{self.path} takes {', '.join(taken)}; not {wanted}: take another step of the ladder")
         default = self.config(problem)
         config = default if config is None else config
         tensors, actions = self.op.tensors(problem), []
@@ -406,18 +372,3 @@ def _argument(argument, tensors, problem, entry) -> Pointer | Scalar:
         case str() if argument in problem:
             return i32(problem[argument])
     raise BadLaunch(f"{entry}: argument '{argument}' is neither a tensor ({' '.join(tensors)}) nor a dimension ({' '.join(problem)})")
-
-
-def shapes(text: str, dims: tuple[str, ...]) -> tuple[Values, ...]:
-    """Problems written as "4096x4096x1024 1000", in the order of `dims`; one number alone stands for all dimensions."""
-    problems = []
-    for word in text.split():
-        try:
-            sizes = [int(size) for size in word.lower().split("x")]
-        except ValueError:
-            raise BadShape(f"'{word}' is not a shape; write {'x'.join(dims)}, such as {'x'.join(['512'] * len(dims))}") from None
-        sizes = sizes * len(dims) if len(sizes) == 1 else sizes
-        if len(sizes) != len(dims):
-            raise BadShape(f"'{word}' has {len(sizes)} sizes; {'x'.join(dims)} needs {len(dims)}")
-        problems.append(Values(dict(zip(dims, sizes))))
-    return tuple(problems)

@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from cudalab.errors import BadConfig, BadLaunch, BadShape, LabError
-from cudalab.spec import Plan, Step, Values
+from cudalab.problem import Problem, Values
+from cudalab.spec import Plan, Step
 
 QUICK = 3  # batches of a first look
 FINAL = 15  # batches of a finalist
 FINALISTS = 5
 
 
-def space(step: Step, problem: Values, settings: Mapping[str, int], sample: int | None = None, seed: int = 0) -> tuple[list[Plan], int]:
+def space(step: Step, problem: Problem, settings: Mapping[str, int], sample: int | None = None, seed: int = 0) -> tuple[list[Plan], int]:
     """The plans of every combination of the values in `step.tune`, the default first, and how many combinations were refused.
 
     settings: NAME -> the one value it shall have.  sample: draw so many combinations, by `seed`, instead of all.
@@ -67,7 +68,7 @@ class Search:
     """
 
     step: Step
-    problem: Values
+    problem: Problem
     refused: int = 0
     timed: list[Candidate] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -131,7 +132,8 @@ class Search:
         """What was found, for printing: config {} and times None where nothing was."""
         best = self.best
         speedup = self.default_s / best.time_s if best and self.default_s else None
-        return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), timed=len(self.timed), refused=self.refused,
+        return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), dtype=self.problem.dtype,
+                    variant=self.problem.variant, timed=len(self.timed), refused=self.refused,
                     wrong=self.wrong, config=dict(best.config) if best else {}, time_s=best and best.time_s, default_s=self.default_s,
                     speedup=speedup, finished=self.finished)
 
@@ -154,7 +156,7 @@ class _Stand:
         outputs = [t for t in self.tensors.values() if t.role == "out"]
         with gpu.stream:
             rng = check.generator(seed, cupy)
-            self.sets = [{**check.draw(self.op, self.problem, "normal", rng), **gpu.allocate(outputs, str(self.problem))}
+            self.sets = [{**check.draw(self.op, self.problem, self.op.kinds[0], rng), **gpu.allocate(outputs, str(self.problem))}
                          for _ in range(count)]
         self.hold = Hold(gpu)
 

@@ -1,5 +1,7 @@
 """What every test shares: no test reads or writes the results of this checkout, and the command finds no GPU unless one is played."""
 
+import math
+
 import click.testing
 import pytest
 
@@ -22,7 +24,7 @@ def row():
     """A function that makes a valid results row, with the fields given in place of its own."""
     def make(**fields):
         shape = fields.get("shape", dict(M=4096, N=4096, K=4096))
-        flops = 2 * shape["M"] * shape["N"] * shape["K"]
+        flops = 2 * math.prod(shape.values())
         time_s, peer_time_s = fields.get("time_s", 4e-3), fields.get("peer_time_s", 3e-3)
         return dict(op="sgemm", step="05_blocktile_2d", shape=shape, dtype="f32", variant=None, device="NVIDIA H200", peer="cublas",
                     protocol="steady", time_s=time_s, time_iqr_s=0.0, flops=flops, bytes=4 * 3 * 4096**2, roof="fp32", roof_share=0.5,

@@ -51,7 +51,7 @@ def blocked(A, B, block=64):
 def test_a_float32_result_in_any_order_is_right(order, K):
     problem = problem_of(24, 17, K)
     inputs = drawn(problem)
-    own = check.error_of(SGEMM, inputs, {"C": inputs["A"] @ inputs["B"]})
+    own = check.error_of(SGEMM, problem, inputs, {"C": inputs["A"] @ inputs["B"]})
     C = order(**inputs)
     assert compare(problem, inputs, C)
     assert compare(problem, inputs, C, peer_error=own), "a peer that is lucky must not make a right result wrong"
@@ -145,7 +145,7 @@ def test_tf32_is_not_fp32():
         problem = problem_of(64, 64, K)
         inputs = drawn(problem)
         C = to_tf32(inputs["A"]) @ to_tf32(inputs["B"])
-        peer = check.error_of(SGEMM, inputs, {"C": naive(**inputs)}) if beside_peer else None
+        peer = check.error_of(SGEMM, problem, inputs, {"C": naive(**inputs)}) if beside_peer else None
         assert not compare(problem, inputs, C, peer_error=peer)
 
 
@@ -179,10 +179,10 @@ def test_blocks_of_rows_give_the_same_error_as_the_whole():
     problem = problem_of(33, 9, 100)
     inputs = drawn(problem)
     outputs = {"C": naive(**inputs)}
-    whole, blocks = check.error_of(SGEMM, inputs, outputs), check.error_of(SGEMM, inputs, outputs, rows=7)
+    whole, blocks = check.error_of(SGEMM, problem, inputs, outputs), check.error_of(SGEMM, problem, inputs, outputs, rows=7)
     assert blocks.max == pytest.approx(whole.max, rel=1e-6) and blocks.rms == pytest.approx(whole.rms, rel=1e-6)
     outputs["C"][32, 8] = np.nan
-    assert np.isnan(check.error_of(SGEMM, inputs, outputs, rows=7).max)
+    assert np.isnan(check.error_of(SGEMM, problem, inputs, outputs, rows=7).max)
 
 
 @pytest.mark.parametrize("kind", check.KINDS)

@@ -10,7 +10,6 @@ from command import fails, works
 from cudalab import build, devices, gpu, measure, peers, registry, results, tune
 from cudalab.commands.run import DRAWN, LARGE
 from cudalab.errors import OutOfMemory
-from cudalab.spec import Values
 
 
 class Played:
@@ -73,7 +72,7 @@ def test_against_says_what_changed_and_can_fail(bench, results_folder, row):
 
 def test_a_tuned_configuration_is_used_and_said_and_settings_go_before_it(bench):
     step = registry.resolve_step("step5")
-    problem = Values(step.op.shapes["bench"][0])
+    problem = step.op.shapes["bench"][0]
     results.save_tuned(step, Played.device.name, problem, dict(step.config(problem)) | dict(BM=64, BK=16), 1e-3)
     result = works(bench(lambda *_: [{}], "step5", "--json", "--set", "BK=8"))
     config = json.loads(result.stdout)[0]["config"]
@@ -210,7 +209,7 @@ def test_tune_with_nothing_left_to_search_is_an_error(lab):
 
 def test_tune_keeps_nothing_slower_than_what_was_kept(tuned, monkeypatch):
     step = registry.resolve_step("step5")
-    problem = Values(step.op.shapes["bench"][0])
+    problem = step.op.shapes["bench"][0]
     last = dict(step.config(problem)) | dict(BK=4)  # not among the values that are searched
     results.save_tuned(step, Played.device.name, problem, last, 1e-3)
     assert tuned(Stand(lambda c: 1e-3 if c.BK == 4 else 2e-3))[1] == last

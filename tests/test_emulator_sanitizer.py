@@ -101,7 +101,7 @@ def test_bugs_in_small_kernels_are_found(mutant):
 
 @pytest.mark.parametrize("step", registry.steps(), ids=lambda step: step.path)
 def test_the_ladder_is_clean(step):
-    for problem in step.op.shapes["emulate"]:
+    for problem in step.problems("emulate"):
         for verdict in check_step(step, problem, Emulator(sanitize=True)):
             assert verdict, verdict.reason
 

@@ -1,20 +1,19 @@
 """Every step of every ladder, as data and as text: launches, tunables, and what its `.cu` promises a reader.  No GPU, no compiler."""
 
 import collections
-import itertools
 import math
 import re
 
 import pytest
 
-from cudalab import registry, tune
+from cudalab import registry, report, tune
 from cudalab.errors import BadConfig, LabError
 from cudalab.expressions import cdiv
 from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
 
 STEPS = registry.steps()
-CASES = [pytest.param(step, problem, id=f"{step.path}-{'x'.join(map(str, problem.values()))}")
-         for step in STEPS for problem in dict.fromkeys(itertools.chain(*step.op.shapes.values()))]
+CASES = [pytest.param(step, problem, id=f"{step.path}-{report.problem_text(problem)}")
+         for step in STEPS for problem in dict.fromkeys(problem for purpose in step.op.shapes for problem in step.problems(purpose))]
 SGEMM = [step for step in STEPS if step.op.name == "sgemm"]
 NUMBERS_OF_RESULTS = re.compile(r"\d\s*(%|x\b|times|TFLOP|GFLOP|[GTMk]B/s|ms|µs|registers)", re.IGNORECASE)
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.path)
@@ -151,13 +150,13 @@ def test_tunables_reach_the_source(step):
     for name in step.tunables:
         if not re.search(rf"\b{name}\b", code):
             launched = {(problem, step.plan(problem, step.config(problem, {name: value})).actions)
-                        for problem in step.op.shapes["bench"] for value in (0, 1, 7) if value or name in step.zero}
-            assert len(launched) > len(step.op.shapes["bench"]), f"neither {step.source.name} nor its launch depends on {name}"
+                        for problem in step.problems("bench") for value in (0, 1, 7) if value or name in step.zero}
+            assert len(launched) > len(step.problems("bench")), f"neither {step.source.name} nor its launch depends on {name}"
 
 
 @every_step
 def test_zero_is_taken_where_it_has_a_meaning(step):
-    for problem in step.op.shapes["bench"]:
+    for problem in step.problems("bench"):
         default = step.config(problem)
         for name in step.tunables:
             if name in step.zero:
@@ -170,7 +169,7 @@ def test_zero_is_taken_where_it_has_a_meaning(step):
 
 @every_step
 def test_tune_space_holds_the_default(step):
-    for problem in step.op.shapes["bench"]:
+    for problem in step.problems("bench"):
         default = step.config(problem)
         for name, values in step.tune.items():
             assert name in step.tunables and len(set(values)) == len(values)
@@ -184,7 +183,7 @@ def test_tune_space_holds_the_default(step):
 @every_step
 def test_unknown_tunable_is_refused(step):
     with pytest.raises(BadConfig, match="NOSUCH"):
-        step.config(step.op.shapes["bench"][0], {"NOSUCH": 1})
+        step.config(step.problems("bench")[0], {"NOSUCH": 1})
 
 
 @pytest.mark.parametrize("step", [s for s in SGEMM if "VEC_N" in s.tunables], ids=lambda step: step.path)
@@ -224,7 +223,7 @@ def test_header_states_no_number_of_another_place(step):
     """Values of tunables belong to the step function, results to the benchmark; prose repeats neither."""
     prose = re.sub(r"steps? \d+", "", "\n".join(step.header))
     assert not NUMBERS_OF_RESULTS.search(prose), NUMBERS_OF_RESULTS.search(prose)
-    owned = {str(step.config(problem)[name]) for problem in step.op.shapes["bench"] for name in step.tunables if not name.startswith("VEC")}
+    owned = {str(step.config(problem)[name]) for problem in step.problems("bench") for name in step.tunables if not name.startswith("VEC")}
     assert not owned & set(re.findall(r"(?<![\w*.-])\d+(?![\w*.-])", prose)) - {"1", "2", "4"}
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cudalab.spec import Launch, Op, Plan, Step, Values
+from cudalab.spec import Launch, Op, Plan, Step
 
 COPY = '''extern "C" __global__ void __launch_bounds__(256) copy(const float* A, float* C, int N) {
     int i = blockIdx.x * 256 + threadIdx.x;
@@ -23,4 +23,4 @@ def plan(folder: Path, text: str = COPY, *, entries=("copy",), block=256, args="
     def actions(p, c):
         for entry in entries:
             yield Launch(entry, grid=4, block=block, args=args, smem=smem, cluster=cluster)
-    return Step(op, 1, "kernel", source, actions, config, {}, 80, spills).plan(Values(N=1000))
+    return Step(op, 1, "kernel", source, actions, config, {}, 80, spills).plan(op.problem(dict(N=1000)))

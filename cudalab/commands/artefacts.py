@@ -19,6 +19,7 @@ RESOURCES = dict(registers="registers a thread", static_smem="static shared B", 
 @click.argument("target", metavar="STEP|OP|FILE.cu", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every step of every op.")
 @opt.shape
+@opt.kind
 @opt.sets
 @click.option("--arch", "archs", multiple=True, metavar="TARGET",
               help=f"Compile for this target; may be repeated; 'all' means every target the lab knows.  [default: {opt.DEFAULT_ARCH}]")
@@ -26,7 +27,7 @@ RESOURCES = dict(registers="registers a thread", static_smem="static shared B", 
 @click.option("--sass", "shown", flag_value="sass", help="Print the SASS, with the source lines.")
 @opt.user_file
 @opt.as_json
-def dump(target, everything, shapes, sets, archs, shown, as_json, **own):
+def dump(target, everything, shapes, dtypes, variants, sets, archs, shown, as_json, **own):
     """Compile a step and say where its source, PTX, cubin, SASS and resources lie.
 
     Example: python cli.py dump step5 --arch sm_89 --sass
@@ -38,7 +39,7 @@ def dump(target, everything, shapes, sets, archs, shown, as_json, **own):
     steps = registry.steps() if everything else opt.targets(target, settings, own)
     archs = [a for arch in archs or (opt.DEFAULT_ARCH,) for a in (build.TARGETS if arch == "all" else (arch,))]
     work = [(step, plan, arch) for step in steps for arch in archs if build.sm_of(arch) >= step.min_sm
-            for plan in opt.plans(step, shapes, settings)]
+            for plan in opt.plans(step, shapes, settings, dtypes, variants)]
     if not work:
         raise LabError(f"{steps[0].path} needs compute capability {steps[0].min_sm / 10} or later, which {' '.join(archs)} is not")
     if shown and len(work) > 1:
@@ -80,6 +81,7 @@ def _dumped(step, plan, arch, built) -> dict:
 @click.argument("first", metavar="STEP")
 @click.argument("second", metavar="STEP")
 @opt.shape
+@opt.kind
 @opt.sets
 @opt.arch
 @click.option("--ptx", "ptx", is_flag=True, help="The PTX of both, side by side.")
@@ -88,7 +90,7 @@ def _dumped(step, plan, arch, built) -> dict:
 @click.option("--count-at", multiple=True, metavar="SHAPE", help="Shape for the counters.  [default: the op's first for the emulator]")
 @opt.user_file
 @opt.as_json
-def diff(first, second, shapes, sets, arch, ptx, sass, counters, count_at, as_json, **own):
+def diff(first, second, shapes, dtypes, variants, sets, arch, ptx, sass, counters, count_at, as_json, **own):
     """Say what changed from one step to another: source, resources, instruction mix, counters.
 
     A setting (--set) goes to those of the two that have the tunable.  Either may be an own .cu file.
@@ -106,13 +108,13 @@ def diff(first, second, shapes, sets, arch, ptx, sass, counters, count_at, as_js
     reports, builds = [], []
     for step in pair:
         mine = {name: value for name, value in settings.items() if name in step.tunables}
-        plan = opt.plans(step, shapes, mine)[0]
+        plan = opt.plans(step, shapes, mine, dtypes, variants)[0]
         reports.append(report.compiled(plan, arch or opt.DEFAULT_ARCH))
         builds.append(build.build(plan, arch or opt.DEFAULT_ARCH))
     texts = [step.source.read_text(errors="replace").splitlines() for step in pair]
     source = list(difflib.unified_diff(*texts, *(step.path for step in pair), lineterm=""))
     launches = list(zip_longest(*([a for a in r["actions"] if a["kind"] == "launch"] for r in reports)))
-    counts = emulated.differences(pair, count_at, settings, arch) if counters else None
+    counts = emulated.differences(pair, count_at, settings, arch, dtypes, variants) if counters else None
     code = {name: side_by_side(*map(lines, builds)) for name, lines, wanted in (("ptx", _ptx, ptx), ("sass", _sass, sass)) if wanted}
     if as_json:
         return opt.print_json(dict(steps=[step.path for step in pair], source=source,

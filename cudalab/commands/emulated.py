@@ -30,12 +30,12 @@ def counted(step, problem, target: str, **more):
 def check(place, work, settings, seed: int, as_json: bool) -> None:
     """The verdicts of every step and shape, faults of the kernel among them; exits by correctness."""
     from cudalab import counted as counting
-    from cudalab.check import KINDS, draw, generator
+    from cudalab.check import draw, generator
     from cudalab.commands.run import report_verdicts
 
     def judge(step, problem, progress):
         plan = step.plan(problem, step.config(problem, settings))
-        for number, kind in enumerate(KINDS):
+        for number, kind in enumerate(step.op.kinds):
             place.progress = lambda done, total, entry: progress(done, total, f"{step.path}, {kind.removesuffix('s')} inputs")  # noqa: B023
             yield counting.verdict_of(plan, draw(step.op, problem, kind, generator(seed + number)), place, kind)
 
@@ -91,13 +91,13 @@ def fail(verdicts, refused, works: int) -> None:
         raise LabError(f"{len(refused)} of {works} did not run, the first: {refused[0]}")
 
 
-def differences(pair, texts, settings, arch: str | None) -> dict | None:
+def differences(pair, texts, settings, arch: str | None, dtypes=(), variants=()) -> dict | None:
     """Counters of two steps beside each other, at the shape named or the op's first for the emulator; None where one cannot run."""
     from cudalab import counted as counting
-    problem = opt.problems(pair[0].op, texts, pair[0].op.shapes["emulate"][:1])[0]
+    (_, problem), *_ = opt.work(pair[:1], texts, "emulate", dtypes, variants, first=True)
     try:
         found = [counted(step, problem, target_of(arch, None), overrides={n: v for n, v in settings.items() if n in step.tunables},
-                         sanitize=False, kinds=("normal",)) for step in pair]
+                         sanitize=False, kinds=step.op.kinds[:1]) for step in pair]
     except LabError as error:
         opt.note(f"no counters: {error}")
         return None
@@ -111,13 +111,14 @@ def differences(pair, texts, settings, arch: str | None) -> dict | None:
 @click.command()
 @click.argument("target", metavar="STEP|FILE.cu|FILE.ptx")
 @opt.shape
+@opt.kind
 @opt.sets
 @opt.arch
 @opt.device
 @opt.seed
 @opt.user_file
 @opt.as_json
-def profile(target, shapes, sets, arch, device, seed, as_json, **own):
+def profile(target, shapes, dtypes, variants, sets, arch, device, seed, as_json, **own):
     """Run a step on the emulator and print its source with counters beside each line.
 
     By columns: instructions of warps and their share, threads that each of them had, sectors of global memory a request, wavefronts of
@@ -130,10 +131,10 @@ def profile(target, shapes, sets, arch, device, seed, as_json, **own):
     from cudalab import counted as counting
     settings = opt.assignments(sets)
     step = opt.one_step(target, settings, own, ptx=True)
-    problem = opt.problems(step.op, shapes, step.op.shapes["emulate"][:1])[0]
+    (_, problem), *_ = opt.work([step], shapes, "emulate", dtypes, variants, first=True)
     arch = target_of(arch, device, step)
     shown = counting.device_for(device, arch)
-    one = counted(step, problem, arch, overrides=settings, seed=seed, sanitize=False, kinds=("normal",))
+    one = counted(step, problem, arch, overrides=settings, seed=seed, sanitize=False, kinds=step.op.kinds[:1])
     if as_json:
         lines = [dict(file=file, line=line, **counts) for (file, line), counts in one.counters.lines(step.source.suffix == ".ptx").items()]
         opt.print_json(dict(counting.row(one, shown), lines=lines))

@@ -25,15 +25,20 @@ def list_(op, as_json):
         ops = [o for o in part.ops if op in (None, o.name)]
         if ops:
             parts.append(dict(part=part.__name__.rpartition(".")[2], title=part.TITLE, ops=[dict(
-                op=o.name, title=o.title, dims=list(o.dims), peers=list(o.peers),
+                op=o.name, title=o.title, dims=list(o.dims), dtypes=list(o.dtypes), variants=list(o.variants), peers=list(o.peers),
                 steps=[dict(step=s.id, title=s.header[0], measured=latest.get((o.name, s.id))) for s in o.steps]) for o in ops]))
     if as_json:
         return opt.print_json(parts)
     for part in parts:
         click.echo(f"{part['part']}: {part['title']}")
         for o in part["ops"]:
-            click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}")
+            click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}")
             click.echo(_steps(o["steps"], report))
+
+
+def _kinds(op) -> str:
+    """The types and variants of an op, where there are several."""
+    return "".join(f"; {what} {' '.join(name or 'none' for name in op[what])}" for what in ("dtypes", "variants") if len(op[what]) > 1)
 
 
 def _default_shape_rows(ops, rows) -> list:
@@ -41,7 +46,9 @@ def _default_shape_rows(ops, rows) -> list:
     def rank(row):
         peers = ops[row["op"]].peers
         return -peers.index(row["peer"]) if row["peer"] in peers else -len(peers)
-    kept = [r for r in rows if r["op"] in ops and r["shape"] == dict(ops[r["op"]].shapes["bench"][0]) and r["protocol"] == "steady"]
+    from cudalab.ladder import usual
+    kept = [r for r in rows if r["op"] in ops and r["shape"] == dict(ops[r["op"]].shapes["bench"][0]) and r["protocol"] == "steady"
+            and (r["dtype"], r["variant"]) == usual(ops[r["op"]])]
     return sorted(kept, key=lambda row: (row["date"], rank(row)))
 
 
@@ -56,19 +63,20 @@ def _steps(steps, report) -> str:
         row = s["measured"]
         figure = (report.rate_text(row), report.ratio_text(row["ratio"]), row["peer"] or "-", row["device"]) if row else ("",) * 4
         lines.append((s["step"], s["title"], *figure[:3 + (len(devices) > 1)]))
-    headers = ("step", "idea", "TFLOP/s", "ratio", "to", "device")[:5 + (len(devices) > 1)]
-    where = f"Measured at {report.shape_text(rows[0]['shape'])}" + (f" on {devices[0]}" if len(devices) == 1 else "")
+    headers = ("step", "idea", report.rate_unit(rows[0]["op"]), "ratio", "to", "device")[:5 + (len(devices) > 1)]
+    where = f"Measured at {report.case_text(rows[0])}" + (f" on {devices[0]}" if len(devices) == 1 else "")
     return f"{report.table(lines, headers, left=(0, 1, 4, 5), wrap=1)}\n\n{where}; a ratio above 1 is faster than the library."
 
 
 @click.command()
 @click.argument("target", metavar="STEP|FILE.cu")
 @opt.shape
+@opt.kind
 @opt.sets
 @opt.arch
 @opt.user_file
 @opt.as_json
-def show(target, shapes, sets, arch, as_json, **own):
+def show(target, shapes, dtypes, variants, sets, arch, as_json, **own):
     """Describe a step: its idea, its launches, the resources it takes, how many blocks fit an SM, its instruction mix.
 
     Example: python cli.py show step5 --arch sm_89
@@ -76,7 +84,7 @@ def show(target, shapes, sets, arch, as_json, **own):
     from cudalab import report
     settings = opt.assignments(sets)
     step = opt.one_step(target, settings, own)
-    found = [report.compiled(plan, arch or opt.DEFAULT_ARCH) for plan in opt.plans(step, shapes, settings)]
+    found = [report.compiled(plan, arch or opt.DEFAULT_ARCH) for plan in opt.plans(step, shapes, settings, dtypes, variants)]
     if as_json:
         return opt.print_json(found if len(found) > 1 else found[0])
     click.echo("\n\n".join(report.static(one, prose=True) for one in found))

@@ -17,6 +17,10 @@ arch = click.option("--arch", metavar="TARGET",
                     help=f"Compile for this target, such as sm_80, sm_89, sm_90a, sm_120a.  [default: {DEFAULT_ARCH}]")
 shape = click.option("--shape", "shapes", multiple=True, metavar="SHAPES",
                      help='Sizes in the order of the op\'s dimensions: 4096, or "4096x4096x1024 1000".  May be repeated.')
+dtype = click.option("--dtype", "dtypes", multiple=True, metavar="NAME",
+                     help="Type of the elements, such as bf16.  May be repeated.  [default: the op's first; for check: all]")
+variant = click.option("--variant", "variants", multiple=True, metavar="NAME",
+                       help="Variant of the op, such as nt; 'none' for the plain one.  May be repeated.  [default: as for --dtype]")
 sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
 backend = click.option("--backend", metavar="NAME", help="Where to run: gpu or emulator.  [default: the GPU if there is one]")
 sanitize = click.option("--sanitize/--no-sanitize", default=True, show_default=True,
@@ -92,18 +96,50 @@ def one_step(text: str, settings: Mapping[str, int], own: Mapping[str, str | Non
     return found[0] if len(found) == 1 else registry.resolve_step(text)
 
 
-def plans(step, texts: tuple[str, ...], settings: Mapping[str, int]) -> list:
-    """The step's plans at the shapes of --shape, by default at the op's first benchmark shape."""
-    return [step.plan(problem, step.config(problem, settings)) for problem in problems(step.op, texts, step.op.shapes["bench"][:1])]
+def kind(verb):
+    """The options --dtype and --variant."""
+    return dtype(variant(verb))
 
 
-def problems(op, texts: tuple[str, ...], default) -> list:
-    """The checked problems of --shape, or `default`."""
+def plans(step, texts: tuple[str, ...], settings: Mapping[str, int], dtypes: tuple[str, ...] = (), variants: tuple[str, ...] = ()) -> list:
+    """The step's plans at the shapes of --shape, by default at the first benchmark shape of its op that it takes."""
+    found = work([step], texts, "bench", dtypes, variants, first=True)
+    return [step.plan(problem, step.config(problem, settings)) for _, problem in found]
+
+
+def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = (), variants: tuple[str, ...] = (), *,
+         first: bool = False, every: bool = False) -> list:
+    """(step, problem) for each step at the shapes of --shape, by default those that its op has for a purpose and the step takes.
+
+    first: only the first of these.  every: of all kinds the step takes, where none is named, in place of the usual one.
+    """
     from cudalab import spec
-    found = [op.problem(values) for text in texts for values in spec.shapes(text, op.dims)]
-    if texts and not found:
-        raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(op.dims)} or one number for all")
-    return found or list(default)
+    chosen = tuple(None if name == "none" else name for name in variants)
+    found, unusable = [], None
+    for step in steps:
+        for what, names, known in (("dtype", dtypes, step.op.dtypes), ("variant", chosen, step.op.variants)):
+            for name in names:
+                if name not in known:
+                    raise UnknownName(f"{step.op.name} has no {what} '{name}'; it has {' '.join(str(one or 'none') for one in known)}")
+        usual = step.kinds(dtypes, chosen)[:1]
+        kinds = step.kinds(dtypes, chosen) if every else [(d, v) for d, v in step.kinds(dtypes, chosen)
+                                                          if (dtypes or d == usual[0][0]) and (chosen or v == usual[0][1])]
+        sizes = [values for text in texts for values in spec.shapes(text, step.op.dims)]
+        if texts and not sizes:
+            raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(step.op.dims)} or one number for all")
+        refused = []
+        for one in kinds:
+            problems = [step.op.problem(values, *one) for values in sizes or step.op.shapes[purpose]]
+            reasons = {problem: "" if texts else step.refuses(problem) for problem in problems}
+            taken = [problem for problem in problems if not reasons[problem]]
+            refused += [(problem, reason) for problem, reason in reasons.items() if reason]
+            found += [(step, problem) for problem in (taken[:1] if first and not texts else taken)]
+        if refused and not first:
+            note(f"{step.path} does not take {len(refused)} of the op's shapes; the first, {refused[0][0]}: {refused[0][1]}")
+        unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"
+    if not found:
+        raise BadShape(unusable or f"{steps[0].path} takes none of the op's shapes for this: give --shape")
+    return found
 
 
 def print_json(value) -> None:

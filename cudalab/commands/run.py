@@ -15,6 +15,7 @@ LARGE, DRAWN = 500, 300  # combinations of tunables: of more than that, `tune` d
 @click.command()
 @click.argument("target", metavar="STEP|OP|FILE.cu|FILE.ptx")
 @opt.shape
+@opt.kind
 @opt.sets
 @opt.arch
 @opt.backend
@@ -22,8 +23,8 @@ LARGE, DRAWN = 500, 300  # combinations of tunables: of more than that, `tune` d
 @opt.seed
 @opt.user_file
 @opt.as_json
-def check(target, shapes, sets, arch, backend, sanitize, seed, as_json, **own):
-    """Compare a step's results with the NumPy reference, on random and on exact inputs, at every check shape of its op.
+def check(target, shapes, dtypes, variants, sets, arch, backend, sanitize, seed, as_json, **own):
+    """Compare a step's results with the NumPy reference, on each kind of input of its op, at its check shapes, in every type it takes.
 
     One line a step, and one for each check that failed; --json has them all.  Where there is no GPU it runs on the emulator, at the op's
     shapes for that.
@@ -37,8 +38,7 @@ def check(target, shapes, sets, arch, backend, sanitize, seed, as_json, **own):
     place = gpu.backend(opt.backend_for(steps, backend), target=arch or opt.DEFAULT_ARCH, sanitize=sanitize)
     if arch not in (None, place.target):
         raise LabError(f"{place.device.name} runs {place.target}: --backend emulator takes another --arch")
-    work = [(step, problem) for step in steps
-            for problem in opt.problems(step.op, shapes, step.op.shapes["emulate" if place.name == "emulator" else "check"])]
+    work = opt.work(steps, shapes, "emulate" if place.name == "emulator" else "check", dtypes, variants, every=True)
     if place.name == "emulator":
         return emulated.check(place, work, settings, seed, as_json)
     verdicts = []
@@ -54,8 +54,8 @@ def check(target, shapes, sets, arch, backend, sanitize, seed, as_json, **own):
 def report_verdicts(verdicts, as_json: bool) -> None:
     """Print (step, verdict) pairs."""
     from cudalab import report
-    found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), inputs=v.kind, passed=v.passed, error=_finite(v.error), bound=v.bound,
-                  reason=v.reason) for s, v in verdicts]
+    found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), dtype=v.problem.dtype, variant=v.problem.variant, inputs=v.kind,
+                  passed=v.passed, error=_finite(v.error), bound=v.bound, reason=v.reason) for s, v in verdicts]
     if as_json:
         opt.print_json(found)
     elif found:
@@ -65,6 +65,7 @@ def report_verdicts(verdicts, as_json: bool) -> None:
 @click.command()
 @click.argument("target", metavar="STEP|OP|FILE.cu|FILE.ptx")
 @opt.shape
+@opt.kind
 @click.option("--all-shapes", is_flag=True, help="Every benchmark shape of the op.  [default: the first; on the emulator its own]")
 @opt.sets
 @click.option("--peer", "peer_names", multiple=True, metavar="FILE.py:NAME",
@@ -82,8 +83,8 @@ def report_verdicts(verdicts, as_json: bool) -> None:
 @opt.seed
 @opt.user_file
 @opt.as_json
-def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, sanitize, device, seed,
-          as_json, **own):
+def bench(target, shapes, dtypes, variants, all_shapes, sets, peer_names, sustained, save, against, fail_below, arch, backend, sanitize,
+          device, seed, as_json, **own):
     """Check a step, time it, and compare it with the best library in the same run.
 
     Where there is no GPU it runs on the emulator, at the op's shapes for that: it prints whether the result is right, what the step asks
@@ -101,8 +102,7 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
         raise click.UsageError("--shape and --all-shapes exclude each other")
     if fail_below is not None and not against:
         raise click.UsageError("--fail-below says what --against may find: give both")
-    work = [(step, problem) for step in steps
-            for problem in opt.problems(step.op, shapes, step.op.shapes["bench"] if all_shapes else step.op.shapes["bench"][:1])]
+    work = opt.work(steps, shapes, "bench", dtypes, variants, first=not all_shapes)
     for step, problem in work:
         step.plan(problem, step.config(problem, settings))  # a wrong shape or setting is said before anything is compiled or run
     chosen = {step.op.name: [peers.find_peer(name) for name in peer_names or step.op.peers] for step in steps}
@@ -117,7 +117,7 @@ def bench(target, shapes, all_shapes, sets, peer_names, sustained, save, against
             raise NoDevice(f"{' and '.join(wanted)} need{'s' * (len(wanted) == 1)} a measurement, and the emulator times nothing "
                            f"('doctor' says what is missing for a GPU)")
         if not shapes:
-            work = [(step, problem) for step in steps for problem in step.op.shapes["emulate"]]
+            work = opt.work(steps, (), "emulate", dtypes, variants)
         return emulated.bench(work, settings, seed, sanitize, target, device, as_json)
     if device:
         raise click.UsageError(f"--device is for the emulator; this is {place.device.name}")
@@ -145,7 +145,7 @@ def _bench(place, work, settings, chosen, protocol, save, against, fail_below, s
         results.append(save, [])  # a file that cannot be written is said now, not after the measuring
     try:
         for step, problem in work:
-            label = f"{step.path} at {report.shape_text(problem)}"
+            label = f"{step.path} at {report.problem_text(problem)}"
             kept = results.tuned(step, place.device.name, problem)
             if kept:
                 opt.note(f"{label}: with the configuration that 'tune' kept: {' '.join(f'{n}={v}' for n, v in kept.items())}")
@@ -177,11 +177,11 @@ def _bench(place, work, settings, chosen, protocol, save, against, fail_below, s
     slow = results.slower(found, fail_below) if fail_below is not None else []
     if slow:
         raise LabError(f"{len(slow)} of {len(rows)} rows fell below {fail_below} of their last speed, the slowest: "
-                       f"{slow[0].row['step']} at {report.shape_text(slow[0].row['shape'])}, {slow[0].speed:.3f}")
+                       f"{slow[0].row['step']} at {report.case_text(slow[0].row)}, {slow[0].speed:.3f}")
 
 
 def _changes(found, report) -> str:
-    lines = [(f"{c.row['op']}/{c.row['step']}", report.shape_text(c.row["shape"]), c.row["peer"] or "-", report.time_text(c.row["time_s"]),
+    lines = [(f"{c.row['op']}/{c.row['step']}", report.case_text(c.row), c.row["peer"] or "-", report.time_text(c.row["time_s"]),
               report.time_text(c.before["time_s"]) if c.before else "-", report.ratio_text(c.speed),
               c.before["date"] if c.before else "never measured")
              for c in found]
@@ -191,12 +191,13 @@ def _changes(found, report) -> str:
 @click.command()
 @click.argument("target", metavar="STEP")
 @opt.shape
+@opt.kind
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Hold a tunable at one value.  May be repeated.")
 @click.option("--sample", type=click.IntRange(0), metavar="COUNT",
               help=f"Try so many configurations, drawn at random; 0: all.  [default: all up to {LARGE}, of more {DRAWN}]")
 @opt.seed
 @opt.as_json
-def tune(target, shapes, sets, sample, seed, as_json):
+def tune(target, shapes, dtypes, variants, sets, sample, seed, as_json):
     """Search a step's legal configurations at a shape, and keep the best where `bench` finds it.
 
     Example: python cli.py tune step5 --shape 4096
@@ -207,7 +208,7 @@ def tune(target, shapes, sets, sample, seed, as_json):
     if opt.is_file(target):
         raise LabError(f"tune searches what a step of the lab names; with a file of your own: 'bench {target} --set NAME=VALUE'")
     step, settings = registry.resolve_step(target), opt.assignments(sets)
-    problems = opt.problems(step.op, shapes, step.op.shapes["bench"][:1])
+    problems = [problem for _, problem in opt.work([step], shapes, "bench", dtypes, variants, first=True)]
     total = tuning.size(step, settings)
     count = (DRAWN if total > LARGE else 0) if sample is None else sample
     # before a device is looked for: wrong settings are said without one
@@ -228,7 +229,7 @@ def tune(target, shapes, sets, sample, seed, as_json):
             else:  # values that are held now come before what was kept with others
                 last = None
             try:
-                label = f"{step.path} at {report.shape_text(problem)}"
+                label = f"{step.path} at {report.problem_text(problem)}"
                 with opt.progress(len(legal), label) as bar:
                     search.run(place, legal, seed=seed, progress=bar.update)
             finally:  # after Ctrl-C too: the best so far is kept
@@ -242,7 +243,7 @@ def tune(target, shapes, sets, sample, seed, as_json):
         if as_json:
             opt.print_json(found)
         else:
-            lines = [(report.shape_text(f["shape"]), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
+            lines = [(report.case_text(f), f["timed"], f["refused"], " ".join(f"{n}={v}" for n, v in f["config"].items()),
                       report.time_text(f["time_s"]), report.ratio_text(f["speedup"])) for f in found if f["config"]]
             click.echo(report.table(lines, ("shape", "timed", "not legal", "best", "time", "over default"), left=(0, 3), wrap=3))
     wrong = sum(len(f["wrong"]) for f in found)

@@ -21,8 +21,10 @@ from cudalab.emulator.sanitizer import Sanitizer
 from cudalab.emulator.scheduler import Scheduler
 from cudalab.emulator.segments import cut
 from cudalab.emulator.tensor_maps import encode
+from cudalab.dtypes import is_float, itemsize, numpy_dtype
 from cudalab.errors import BadLaunch, UnknownName
-from cudalab.spec import DTYPES, Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor, TensorMap, itemsize
+from cudalab.spec import Copy, Fill, Launch, Plan, Pointer, Scalar, Tensor
+from cudalab.tensormap import TensorMap
 
 LANES = 16384  # that run together: enough to make NumPy's cost per call small, few enough for its arrays to stay in cache
 RESIDENT = 1 << 17  # threads that a large device holds at once: so many may wait for each other
@@ -93,11 +95,11 @@ class Emulator:
         memory = self._memory(program, plan.tensors, plan.launches, kernels)
         for name, tensor in plan.tensors.items():
             if tensor.role in ("in", "inout"):
-                memory.array(name)[:] = np.ascontiguousarray(inputs[name], DTYPES[tensor.dtype]).reshape(-1).view(np.uint8)
+                memory.array(name)[:] = np.ascontiguousarray(inputs[name], numpy_dtype(tensor.dtype)).reshape(-1).view(np.uint8)
             elif tensor.role == "state":
                 memory.array(name)[:] = 0
             else:
-                memory.array(name)[:] = UNSET if tensor.role == "scratch" or tensor.dtype.startswith("f") else SENTINEL
+                memory.array(name)[:] = UNSET if tensor.role == "scratch" or is_float(tensor.dtype) else SENTINEL
         for observer in self.observers:
             observer.ready(memory, {name for name, tensor in plan.tensors.items() if tensor.role in ("out", "scratch")})
         for action in plan.actions:
@@ -115,7 +117,7 @@ class Emulator:
                     memory.array(action.target)[:] = memory.array(action.source)
                     for observer in self.observers:
                         observer.copied(memory, action.target, action.source)
-        return {name: memory.array(name).view(DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
+        return {name: memory.array(name).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
                 for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
 
     def _compiled(self, plan: Plan) -> tuple[Program, dict[str, str]]:
@@ -201,7 +203,7 @@ class Emulator:
                 case Pointer(name=name, offset=offset):
                     data = np.uint64(memory.named[name].start + offset * itemsize(tensors[name].dtype)).tobytes()
                 case Scalar(value=value, dtype=dtype):
-                    data = np.array(value, DTYPES[dtype]).tobytes()
+                    data = np.array(value, numpy_dtype(dtype)).tobytes()
                 case TensorMap(name=name, offset=offset):
                     data = encode(argument, memory.named[name].start + offset)
                 case _:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudalab.emulator.memory import BLOCK_ALIGN, COPIED_WHOLE
 from cudalab.errors import BadLaunch
-from cudalab.spec import MAP_FORMATS, TensorMap
+from cudalab.tensormap import MAP_FORMATS, TensorMap
 
 MAGIC = 0x70616D726F736E74  # "tnsormap"
 MAP_KINDS = tuple(MAP_FORMATS)
