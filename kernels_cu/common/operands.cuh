@@ -40,9 +40,6 @@ struct S8 {
     static constexpr char mma[] = "m16n8k32.row.col.s32.s8.s8.s32", wgmma[] = "k32.s32.s8.s8";
 };
 
-template <class T> inline constexpr bool is_f16 = false;
-template <> inline constexpr bool is_f16<F16> = true;
-
 // The tag of the dtype that the build names.
 #if defined(DTYPE_BF16)
 using Operand = BF16;

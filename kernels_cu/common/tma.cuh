@@ -20,7 +20,8 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, int 
 }
 
 // The same into every block of the cluster whose bit is set in `blocks`: to the same place, counted by the same barrier of each.
-__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, int x, int y, unsigned barrier, unsigned short blocks) {
+__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, int x, int y, unsigned barrier,
+                                                   unsigned short blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(blocks) : "memory");
 }

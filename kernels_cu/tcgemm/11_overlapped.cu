@@ -12,7 +12,7 @@
 #include "cluster.cuh"
 #include "mbarrier.cuh"
 #include "mma.cuh"
-#include "pack.cuh"
+#include "output.cuh"
 #include "ptx.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -27,8 +27,7 @@ constexpr int READERS = PINGPONG ? 1 : CONSUMERS;          // consumers of one s
 constexpr int WM = BM / READERS, PARTS = WM / 64;          // rows of a consumer, and how many wgmma they take
 constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
 constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE, CHUNK = 64 * LINE;  // bytes
-constexpr bool WIDE = Operand::bytes == 4;                 // C holds the float32 sums themselves
-constexpr int CHUNK_COLS = WIDE ? 32 : 64;
+constexpr int CHUNK_COLS = LINE / sizeof(output);
 #if VARIANT_NN
 constexpr int TURNED = 1, B_LEADING = BK * LINE, B_STEP = Operand::depth * LINE;  // 64 columns of B, then the next 64
 #else
@@ -155,23 +154,24 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
                     if (thread == 0) tma_wait_read<STORES - 1>();
                     named_barrier_wait(4 + consumer, 128);  // the store that had this chunk has read it
                     const float* const s = &sums[part][c * (CHUNK_COLS / 2)];
-                    if constexpr (WIDE) {
-                        // odd rows write another eight columns than even ones: else both would meet in the same banks
+#if DTYPE_TF32
+                    // odd rows write another eight columns than even ones: else both would meet in the same banks
 #pragma unroll
-                        for (int i = 0; i < 8; ++i) {
-                            const int j = i / 2, odd = lane / 4 % 2, half = i % 2, piece = (j ^ 2 * odd) * 2 + lane % 4 / 2;
-                            const float first = odd ? s[4 * (j ^ 2) + 2 * half] : s[4 * j + 2 * half];
-                            const float second = odd ? s[4 * (j ^ 2) + 2 * half + 1] : s[4 * j + 2 * half + 1];
-                            store_shared(to + (warp * 16 + half * 8 + lane / 4) * LINE + (piece ^ lane / 4) * 16 + lane % 2 * 8, first, second);
-                        }
-                    } else {
-#pragma unroll
-                        for (int j = 0; j < 8; j += 2) {
-                            const unsigned r[4] = {pack<Operand>(s[4 * j], s[4 * j + 1]), pack<Operand>(s[4 * j + 2], s[4 * j + 3]),
-                                                   pack<Operand>(s[4 * j + 4], s[4 * j + 5]), pack<Operand>(s[4 * j + 6], s[4 * j + 7])};
-                            stmatrix<4>(to + (warp * 16 + lane % 16) * LINE + ((j + lane / 16) ^ lane % 8) * 16, r);
-                        }
+                    for (int i = 0; i < 8; ++i) {
+                        const int j = i / 2, odd = lane / 4 % 2, half = i % 2, piece = (j ^ 2 * odd) * 2 + lane % 4 / 2;
+                        const float first = odd ? s[4 * (j ^ 2) + 2 * half] : s[4 * j + 2 * half];
+                        const float second = odd ? s[4 * (j ^ 2) + 2 * half + 1] : s[4 * j + 2 * half + 1];
+                        const unsigned line = to + (warp * 16 + half * 8 + lane / 4) * LINE;
+                        store_shared(line + (piece ^ lane / 4) * 16 + lane % 2 * 8, first, second);
                     }
+#else
+#pragma unroll
+                    for (int j = 0; j < 8; j += 2) {
+                        const unsigned r[4] = {pack_two(s[4 * j], s[4 * j + 1]), pack_two(s[4 * j + 2], s[4 * j + 3]),
+                                               pack_two(s[4 * j + 4], s[4 * j + 5]), pack_two(s[4 * j + 6], s[4 * j + 7])};
+                        stmatrix<4>(to + (warp * 16 + lane % 16) * LINE + ((j + lane / 16) ^ lane % 8) * 16, r);
+                    }
+#endif
                     fence_proxy_async();
                     named_barrier_wait(4 + consumer, 128);  // the chunk is complete for TMA
                     if (thread == 0) {

@@ -11,7 +11,7 @@
 
 #include "cluster.cuh"
 #include "mbarrier.cuh"
-#include "pack.cuh"
+#include "output.cuh"
 #include "ptx.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -38,12 +38,6 @@ static_assert(BN % (8 * SPLIT) == 0, "SPLIT: every block adds up whole groups of
 static_assert(BM % (8 * CLUSTER_N) == 0 && BN % ((TURNED ? 64 : 8) * CLUSTER_M) == 0, "CLUSTER_M, CLUSTER_N: parts of whole swizzles");
 static_assert(CLUSTER <= 8, "CLUSTER_M, CLUSTER_N, SPLIT: a cluster has at most 8 blocks");
 static_assert(!TURNED || Operand::bytes == 2, "nn: wgmma reads B across K for 16-bit types only; take nt");
-
-template <class T>
-__device__ __forceinline__ void store_two(T* C, float first, float second) {
-    if constexpr (sizeof(T) == 4) *reinterpret_cast<float2*>(C) = make_float2(first, second);
-    else *reinterpret_cast<unsigned*>(C) = pack<Operand>(first, second);
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, output* __restrict__ C, int M, int N, int K) {
@@ -162,13 +156,14 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #pragma unroll
                 for (int from = 0; from < SPLIT; ++from) {
                     float s[4] = {sums[part][at], sums[part][at + 1], sums[part][at + 2], sums[part][at + 3]};
-                    if (from != piece) load_shared(s, slots + (from - (from > piece)) * SLOT + ((consumer * QUADS + q) * 128 + thread) * 16);
+                    const unsigned slot = slots + (from - (from > piece)) * SLOT;
+                    if (from != piece) load_shared(s, slot + ((consumer * QUADS + q) * 128 + thread) * 16);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sum[i] += s[i];
                 }
                 const int m = row + consumer * WM + part * 64 + warp * 16 + lane / 4, n = col + at * 2 + lane % 4 * 2;
-                if (n < N && m < M) store_two(C + static_cast<size_t>(m) * N + n, sum[0], sum[1]);
-                if (n < N && m + 8 < M) store_two(C + static_cast<size_t>(m + 8) * N + n, sum[2], sum[3]);
+                if (n < N && m < M) store<2>(C + static_cast<size_t>(m) * N + n, sum);
+                if (n < N && m + 8 < M) store<2>(C + static_cast<size_t>(m + 8) * N + n, sum + 2);
             }
         }
     }
