@@ -167,8 +167,9 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #else
 #pragma unroll
                     for (int j = 0; j < 8; j += 2) {
-                        const unsigned r[4] = {pack_two(s[4 * j], s[4 * j + 1]), pack_two(s[4 * j + 2], s[4 * j + 3]),
-                                               pack_two(s[4 * j + 4], s[4 * j + 5]), pack_two(s[4 * j + 6], s[4 * j + 7])};
+                        unsigned r[4];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) r[i] = pack_two(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]);
                         stmatrix<4>(to + (warp * 16 + lane % 16) * LINE + ((j + lane / 16) ^ lane % 8) * 16, r);
                     }
 #endif
