@@ -40,6 +40,11 @@ __device__ __forceinline__ void store_shared(unsigned shared, float a, float b) 
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(a), "f"(b) : "memory");
 }
 
+// Write 16 bytes to shared memory.
+__device__ __forceinline__ void store_shared(unsigned shared, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // sum += a * b, in the register that holds sum: to the compiler `always` might be 0, and then the old sum must be there.
 __device__ __forceinline__ void multiply_add_in_place(float& sum, float a, float b, int always) {
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p fma.rn.f32 %0, %1, %2, %0; }"

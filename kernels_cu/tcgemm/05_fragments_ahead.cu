@@ -11,7 +11,8 @@
 #include "output.cuh"
 #include "ptx.cuh"
 
-constexpr int MINE = Operand::bytes, BK = LINE / MINE, STEPS = LINE / 32;  // an mma takes 32 bytes of K
+constexpr int MINE = Operand::bytes, UNIT = 16 / MINE;    // bytes of an element; elements of 16 bytes
+constexpr int BK = LINE / MINE, STEPS = LINE / 32;         // an mma takes 32 bytes of K
 constexpr int WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32, MI = WM / 16, NJ = WN / 8;
 constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE;  // bytes
 #if VARIANT_NN
@@ -49,22 +50,26 @@ tcgemm(const element* __restrict__ A, const element* __restrict__ B, output* __r
     const int row_a = threadIdx.x / (LINE / 16), unit_a = threadIdx.x % (LINE / 16);
     const int row_b = threadIdx.x / (B_LINE / 16), unit_b = threadIdx.x % (B_LINE / 16);
     const int pitch_b = TURNED ? N : K;
-    const element* from_a = A + static_cast<size_t>(block_row + row_a) * K + unit_a * (16 / MINE);
-    const element* from_b = B + static_cast<size_t>(TURNED ? row_b : block_col + row_b) * pitch_b + (TURNED ? block_col : 0) + unit_b * (16 / MINE);
+    const element* from_a = A + static_cast<size_t>(block_row + row_a) * K + unit_a * UNIT;
+    const element* from_b = B + static_cast<size_t>(TURNED ? row_b : block_col + row_b) * pitch_b + unit_b * UNIT;
+    if (TURNED) from_b += block_col;
     int k_left = K;
     const auto copy_slice = [&](unsigned stage) {
-        const bool inside_a = unit_a * (16 / MINE) < k_left;
-        const bool inside_b = TURNED ? block_col + unit_b * (16 / MINE) < N : unit_b * (16 / MINE) < k_left;
+        const bool inside_a = unit_a * UNIT < k_left;
+        const bool inside_b = TURNED ? block_col + unit_b * UNIT < N : unit_b * UNIT < k_left;
 #pragma unroll
         for (int i = 0; i < BM / ROWS_A; ++i) {
-            const bool inside = inside_a && block_row + row_a + i * ROWS_A < M;
-            cp_async<16>(base + stage + place<LINE>(row_a + i * ROWS_A, unit_a), inside ? from_a + static_cast<size_t>(i * ROWS_A) * K : A, inside);
+            const int row = row_a + i * ROWS_A;
+            const bool inside = inside_a && block_row + row < M;
+            const element* const from = inside ? from_a + static_cast<size_t>(i * ROWS_A) * K : A;
+            cp_async<16>(base + stage + place<LINE>(row, unit_a), from, inside);
         }
 #pragma unroll
         for (int i = 0; i < B_ROWS / ROWS_B; ++i) {
             const int row = row_b + i * ROWS_B;
             const bool inside = inside_b && (TURNED ? row < k_left : block_col + row < N);
-            cp_async<16>(base + stage + TILE_A + place<B_LINE>(row, unit_b), inside ? from_b + static_cast<size_t>(i * ROWS_B) * pitch_b : B, inside);
+            const element* const from = inside ? from_b + static_cast<size_t>(i * ROWS_B) * pitch_b : B;
+            cp_async<16>(base + stage + TILE_A + place<B_LINE>(row, unit_b), from, inside);
         }
         from_a += BK;
         from_b += TURNED ? static_cast<size_t>(BK) * N : BK;
@@ -113,7 +118,10 @@ tcgemm(const element* __restrict__ A, const element* __restrict__ B, output* __r
 #pragma unroll
             for (int i = 0; i < MI; ++i)
 #pragma unroll
-                for (int j = 0; j < NJ; ++j) mma<Operand>(sums[i][(i % 2) ? NJ - 1 - j : j], a[step % 2][i], b[step % 2][(i % 2) ? NJ - 1 - j : j]);
+                for (int n = 0; n < NJ; ++n) {
+                    const int j = i % 2 ? NJ - 1 - n : n;  // to and fro, so that neighbours share a fragment
+                    mma<Operand>(sums[i][j], a[step % 2][i], b[step % 2][j]);
+                }
         }
     }
 
