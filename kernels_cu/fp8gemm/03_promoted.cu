@@ -63,7 +63,7 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
     };
 
     if (group == 0) {
-        lower_registers<CONSUMERS == 3 ? 32 : 40>();
+        lower_registers<40>();
         if (threadIdx.x == 0) {
             wait_for_launch();
             int stage = 0, round = 0;
@@ -87,7 +87,7 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         }
         __syncwarp();  // the warp goes to the cluster's barrier as one
     } else {
-        raise_registers<CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 240>();
+        raise_registers<CONSUMERS == 1 ? 240 : 232>();
         const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         const auto release = [&](int stage) {  // tell all who load into this stage that it has been read
             if (thread != 0) return;
