@@ -125,8 +125,8 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     """
     started = time.perf_counter()
     step = plan.step
-    if sm_of(target) < step.min_sm:
-        raise CompileError(f"{step.path} needs compute capability {step.min_sm / 10}; {target} is older: choose a later --arch")
+    if not step.runs_on(sm_of(target), plan.problem):
+        raise CompileError(f"{step.path} needs {step.capabilities(plan.problem)}, which {target} is not: choose another --arch")
     source = step.source.absolute()
     try:
         text = source.read_bytes()

@@ -11,12 +11,13 @@ from cudalab import roofline
 from cudalab.build import build, sm_of
 from cudalab.check import Verdict, compare, draw, generator
 from cudalab.devices import Device, find_device
+from cudalab.dtypes import is_float
 from cudalab.emulator import Emulator
 from cudalab.emulator.counters import Counters, derived
 from cudalab.emulator.errors import KernelFault
-from cudalab.errors import MissingTool
-from cudalab.report import fold, problem_text, table, terminal_width
+from cudalab.errors import MissingTool, WrongResult
 from cudalab.problem import Problem
+from cudalab.report import fold, problem_text, table, terminal_width
 from cudalab.spec import Plan, Step
 
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
@@ -59,6 +60,21 @@ def count(step: Step, problem: Problem, target: str, *, overrides: Mapping[str, 
         inputs = draw(step.op, problem, kind, generator(seed + step.op.kinds.index(kind)))
         verdicts.append(verdict_of(plan, inputs, place, kind))
     return Counted(plan, target, tuple(verdicts), counters)
+
+
+def count_plan(plan: Plan, place: Emulator, inputs: Mapping[str, np.ndarray] | None = None, seed: int = 0) -> dict[str, int]:
+    """Run a plan for an emulator's target, check it, and give its counters (emulator.counters.Counters.total).
+
+    inputs: NumPy arrays by name, drawn where there are none; integer outputs must be right bit for bit.  Raises WrongResult, KernelFault.
+    """
+    counters, op = Counters(), plan.step.op
+    given = draw(op, plan.problem, op.kinds[0], generator(seed)) if inputs is None else inputs
+    outputs = Emulator(place.target, observers=(counters,), device=place.device).run(plan, given)
+    exact = not any(is_float(plan.tensors[name].dtype) for name in op.outputs)
+    verdict = compare(op, plan.problem, given, outputs, exact=exact)
+    if not verdict:
+        raise WrongResult(f"{plan.step.path} at {plan.problem}, on the emulator: {verdict.reason}")
+    return counters.total()
 
 
 def verdict_of(plan: Plan, inputs: Mapping, place: Emulator, kind: str) -> Verdict:

@@ -51,6 +51,30 @@ NAMED: dict[str, Device] = {d.name: d for d in (
 )}
 
 
+# Operations that an SM completes in a cycle, by compute capability times ten; a multiply-add counts as two.  fp32, fp64: on its lanes.  The
+# rest: on its tensor cores, dense, with sums in FP32 or INT32.  From the peak figures of the sources over SMs and boost clock.
+_PER_CYCLE = {
+    80: (dict(fp32=128, fp64=64, tf32=1024, f16=2048, bf16=2048, int8=4096), "NVIDIA A100 Tensor Core GPU Architecture whitepaper"),
+    86: (dict(fp32=256, fp64=4, tf32=512, f16=1024, bf16=1024, int8=2048), "NVIDIA Ampere GA102 GPU Architecture whitepaper"),
+    89: (dict(fp32=256, fp64=4, tf32=512, f16=1024, bf16=1024, fp8=2048, int8=2048), "NVIDIA Ada GPU Architecture whitepaper"),
+    90: (dict(fp32=256, fp64=128, tf32=2048, f16=4096, bf16=4096, fp8=8192, int8=8192),
+         "NVIDIA H100 Tensor Core GPU Architecture whitepaper"),
+    100: (dict(fp32=256, fp64=128, tf32=4096, f16=8192, bf16=8192, fp8=16384, int8=16384), "NVIDIA HGX B200 data sheet"),
+    120: (dict(fp32=256, fp64=4, tf32=512, f16=1024, bf16=1024, fp8=2048, int8=2048), "NVIDIA RTX Blackwell GPU Architecture whitepaper"),
+}
+_HALVED = ("tf32", "f16", "bf16", "fp8")  # with FP32 sums on a GeForce: the tables of the same whitepapers
+L2_PER_CYCLE = {80: 5120}  # bytes of the whole device: NVIDIA A100 whitepaper; not published for later ones
+
+
+def per_cycle(device: Device) -> tuple[dict[str, int], str]:
+    """Operations an SM and cycle by the name of their roof, and the source; FP32 alone for an architecture that is not in the table."""
+    if device.sm not in _PER_CYCLE:
+        return dict(fp32=256), "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
+    rates, source = _PER_CYCLE[device.sm]
+    halved = _HALVED if "GeForce" in device.name and device.sm != 80 else ()
+    return {name: rate // (1 + (name in halved)) for name, rate in rates.items()}, source
+
+
 def find_device(text: str) -> Device:
     """The named device that a loose name means: "4060", "h200", "RTX 4090".  Raises UnknownName with the nearest, or the candidates."""
     full = {_plain(prefix + text) for prefix in ("", "NVIDIA ", "NVIDIA GeForce ")}

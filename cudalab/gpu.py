@@ -110,8 +110,8 @@ class Gpu:
 
         buffers: tensor name -> CuPy array.  The call keeps everything it needs alive.  Raises BadLaunch or NoDevice here, not later.
         """
-        if plan.step.min_sm > self.device.sm:
-            raise NoDevice(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}; {self.device.name} has "
+        if not plan.step.runs_on(self.device.sm, plan.problem):
+            raise NoDevice(f"{plan.step.path} needs {plan.step.capabilities(plan.problem)}; {self.device.name} has "
                            f"{self.device.sm / 10}: take another step of the ladder")
         built = build(plan, self.target)
         verify(built, plan)

@@ -1,18 +1,22 @@
-"""What the results say of a ladder: the tables of the README, and the figures that the picture draws."""
+"""What the results say of a ladder or a study: the tables of the README, and the figures that the picture draws."""
 
 import itertools
 import math
 import os
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cudalab import registry, report
+from cudalab import parts, report
 from cudalab.errors import BadResults
 from cudalab.problem import kind_words
 from cudalab.results import slug
 from cudalab.spec import Op
+from cudalab.study import Study
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+LONG_TABLE = 12  # rows of a study; what is longer is folded
+EMPTY = types.MappingProxyType({})
 LARGE_FLOPS = 1e10  # from here on a shape counts as large in the geometric mean
 
 
@@ -69,25 +73,51 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def tables(rows: Sequence[Mapping], pictures: Path | None = None) -> str:
-    """Markdown: for every op and device its ladder and its best step at all shapes, each above the command that makes it.
+def tables(rows: Sequence[Mapping], pictures: Path | None = None, studies: Mapping[tuple[str, str], Sequence[Mapping]] = EMPTY) -> str:
+    """Markdown: for every op and device its ladder and its best step at all shapes, for every study what it found, part by part, each above
+    the command that makes it.
 
-    pictures: a folder beside the file that the text is for; a picture of a ladder in it (see `plot`) stands before the tables.
+    pictures: a folder beside the file that the text is for; a picture of a ladder or a study in it (see `plot`) stands before its table.
+    studies: kept rows by (study, device).
     """
     sections = []
-    for op in registry.ops().values():
-        for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
-            for kind in kinds(op, device, rows):
-                drawn = f"{picture(op, device, kind)}.svg"
-                ladder, best = at_first_shape(op, device, rows, kind), best_by_shape(op, device, rows, kind)
-                if ladder and pictures and (pictures / drawn).exists():
-                    sections.append(f"![{_name(op, kind)}: every step beside its peers on {device}]({pictures.name}/{drawn})\n\n"
-                                    f"`python cli.py results --plot`")
-                if ladder:
-                    sections.append(_ladder(op, device, ladder, kind))
-                if best:
-                    sections.append(_best(op, device, best, kind))
+    for part in parts.PARTS:
+        for op in part.ops:
+            for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
+                sections += _of_op(op, device, rows, pictures)
+        for study in getattr(part, "studies", ()):
+            sections += [_study(study, device, found, pictures) for (name, device), found in studies.items() if name == study.name]
     return "\n\n".join(sections)
+
+
+def _of_op(op: Op, device: str, rows: Sequence[Mapping], pictures: Path | None) -> list[str]:
+    sections = []
+    for kind in kinds(op, device, rows):
+        drawn = f"{picture(op, device, kind)}.svg"
+        ladder, best = at_first_shape(op, device, rows, kind), best_by_shape(op, device, rows, kind)
+        if ladder and pictures and (pictures / drawn).exists():
+            sections.append(f"![{_name(op, kind)}: every step beside its peers on {device}]({pictures.name}/{drawn})\n\n"
+                            f"`python cli.py results --plot`")
+        if ladder:
+            sections.append(_ladder(op, device, ladder, kind))
+        if best:
+            sections.append(_best(op, device, best, kind))
+    return sections
+
+
+def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | None) -> str:
+    """A study's picture, sentences and table (folded where it is long), above its command."""
+    lines = [f"`{study.name}` on {device}: {study.title}."]
+    drawn = f"{study.file_stem}-{slug(device)}.svg"
+    if pictures and (pictures / drawn).exists():
+        lines.append(f"![{study.name} on {device}]({pictures.name}/{drawn})")
+    lines += study.conclusions(rows)
+    cells, heads, left = report.study_table(study.columns, rows)
+    rule = ["---" if i in left else "---:" for i in range(len(heads))]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *cells))
+    lines.append(table if len(rows) <= LONG_TABLE else f"<details><summary>the {len(rows)} rows</summary>\n\n{table}\n\n</details>")
+    after = _AFTER.replace("results --readme", "results --plot --readme") if study.plot else _AFTER
+    return "\n\n".join([*lines, f"`python cli.py study {study.name} --save rows.jsonl && {after}`"])
 
 
 def _name(op: Op, kind: tuple[str, str | None]) -> str:
@@ -162,19 +192,20 @@ def _markdown(lines: Sequence[Sequence[str]], headers: Sequence[str], text: int)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, rule, *lines))
 
 
-def with_tables(text: str, rows: Sequence[Mapping], pictures: Path | None = None) -> str:
+def with_tables(text: str, rows: Sequence[Mapping], pictures: Path | None = None,
+                studies: Mapping[tuple[str, str], Sequence[Mapping]] = EMPTY) -> str:
     """The README's text with the tables of `rows` between the two markers.  Raises BadResults if the markers are not there."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise BadResults(f"the file needs the lines {BEGIN} and {END}, once each and in this order, where the tables shall stand")
     head, tail = text[:text.index(BEGIN)], text[text.index(END):]
-    return f"{head}{BEGIN}\n\n{tables(rows, pictures) or 'Nothing has been measured yet.'}\n\n{tail}"
+    return f"{head}{BEGIN}\n\n{tables(rows, pictures, studies) or 'Nothing has been measured yet.'}\n\n{tail}"
 
 
-def write_readme(path: Path, rows: Sequence[Mapping]) -> Path:
+def write_readme(path: Path, rows: Sequence[Mapping], studies: Mapping[tuple[str, str], Sequence[Mapping]] = EMPTY) -> Path:
     """Write the tables into the file, whole or not at all.  Returns the path.  Raises BadResults."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        text = with_tables(path.read_text(encoding="utf-8"), rows, path.parent / "docs")
+        text = with_tables(path.read_text(encoding="utf-8"), rows, path.parent / "docs", studies)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:

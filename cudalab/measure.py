@@ -3,7 +3,7 @@
 steady: a kernel holds the stream while N calls over rotating buffer sets (together more than three times L2) are queued, then events
 around the batch; the batch lasts at least a millisecond; time = elapsed / N.  So inputs are cold, the gap between launches counts, host
 time does not, and nothing is captured.  Step and peer alternate A B B A; the ratio is the median over the pairs, peer over ours.
-sustained: the same calls without a pause for two seconds an arm: what power and clocks allow.
+sustained: the same calls without a pause for two seconds at a time: what power and clocks allow.
 """
 
 import math
@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudalab import check, results, roofline
+import numpy as np
+
+from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
-from cudalab.dtypes import finite
+from cudalab.dtypes import device_dtype, finite, is_float
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
@@ -129,11 +131,48 @@ def bench_step(gpu, step: Step, problem: Problem, *, config: Mapping[str, int] |
     yield from found
 
 
+@dataclass(frozen=True)
+class Timing:
+    """One plan timed by itself.  time_s, time_iqr_s: a call, median and interquartile range over the batches.  outputs: the NumPy arrays of
+    those outputs that the step has beside its op's (cycles that a kernel counted, say), as the last call left them."""
+
+    time_s: float
+    time_iqr_s: float
+    sm_clock_mhz: float
+    outputs: Mapping[str, np.ndarray]
+    power_w: float | None
+    temperature_c: int | None
+    throttle: list[str] | None
+
+
+def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS,
+              seed: int = 0, protocol: str = "steady") -> Timing:
+    """Check a plan, time it under a protocol without a peer, check it again.
+
+    inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
+    checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
+    caches keep them.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    """
+    bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
+    return bench.alone()
+
+
+def versions(gpu=None, driver: str | None = None) -> dict:
+    """What measures: versions by name; of the driver (its CUDA and its own) and CuPy where there is a gpu."""
+    common = dict(nvrtc=nvrtc.version(), python=".".join(map(str, sys.version_info[:3])))
+    if gpu is None:
+        return common
+    import cupy
+    return dict(cuda_driver=gpu.device.driver, driver=driver, cupy=cupy.__version__, **common)
+
+
 class _Bench:
     """The buffers and the state of one step's timing on one problem."""
 
-    def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say):
+    def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say, *,
+                 inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS):
         self.gpu, self.plan, self.op, self.protocol, self.seed, self.say = gpu, plan, plan.step.op, protocol, seed, say
+        self.inputs, self.cold, self.batches = inputs, cold, batches
         self.progress = progress or (lambda done, total, what: None)
         gpu.synchronize(plan.step.path)  # a context that an earlier kernel lost is said before anything else fails for it
         self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
@@ -152,7 +191,7 @@ class _Bench:
         outputs = [t for t in self.tensors.values() if t.role == "out"]
         extra = [t for name, t in self.plan.tensors.items() if name not in self.tensors]
         one_call = sum(t.nbytes for t in self.tensors.values())
-        count = set_count(one_call, gpu.device.l2_bytes)
+        count = set_count(one_call, gpu.device.l2_bytes) if self.cold else 1
         needed = count * (one_call + with_peer * sum(t.nbytes for t in outputs)) + sum(t.nbytes for t in extra)
         gpu.require(needed, f"{self.plan.step.path} at {problem} ({count} rotating {'set' if count == 1 else 'sets'} of buffers)")
         scratch = gpu.allocate(extra, str(problem))
@@ -160,9 +199,23 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
+                if self.inputs is None:
+                    drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
+                else:
+                    drawn = {n: cupy.asarray(a.view(device_dtype(self.tensors[n].dtype))) for n, a in self.inputs.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
+
+    def alone(self) -> Timing:
+        """The plan timed by itself."""
+        for buffers in self.sets:
+            self.gpu.poison(self.tensors.values(), buffers, ("out",))
+        pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
+        electric = self.monitor.summary()
+        self._check_after(None)
+        summary, last = summarise(pairs), self._used_sets()[-1]
+        own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
+        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own, **electric)
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
@@ -203,7 +256,7 @@ class _Bench:
         alternate(batch_of_ours, batch_of_peer, 1, lambda: None)  # brings the clocks up
         clocks.clear()
         self.monitor.summary()
-        return alternate(batch_of_ours, batch_of_peer, PAIRS, self._ticker(PAIRS, theirs)), clocks
+        return alternate(batch_of_ours, batch_of_peer, self.batches, self._ticker(self.batches, theirs)), clocks
 
     def _ticker(self, total: int, theirs: Arm | None) -> Callable[[], None]:
         done = iter(range(1, total + 1))
@@ -240,7 +293,7 @@ class _Bench:
         return cupy.cuda.get_elapsed_time(start, end) / 1e3 / count
 
     def _sustained(self, theirs: Arm | None):
-        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours, self.ours]
+        arms = [self.ours, theirs, theirs, self.ours] if theirs else [self.ours]
         sizes = {id(arm): self._calls_sustained(arm) for arm in arms}
         tick, measured, clocks = self._ticker(len(arms), theirs), [], []
         self.monitor.summary()
@@ -290,17 +343,33 @@ class _Bench:
         """Poison, run once, check: sampled rows and columns by NumPy, the whole by CuPy."""
         self.gpu.poison(self.plan.tensors.values(), self.sets[0])
         self._run_once(self.ours, 0)
+        if self.inputs is not None:
+            return self._check_on_host(self.sets[0], "before the timing")
         verdict = check.check_on_device(self.gpu, self.op, self.plan.problem, self.sets[0], seed=self.seed)
         self._accept(verdict, "before the timing")
         return check.Error(verdict.error, verdict.rms)
 
+    def _check_on_host(self, buffers: Mapping, when: str) -> check.Error:
+        """Of inputs that were given: what a set's outputs are, by NumPy; integers bit for bit."""
+        exact = not any(is_float(self.tensors[name].dtype) for name in self.op.outputs)
+        outputs = {name: buffers[name].get() for name in self.op.outputs}
+        verdict = check.compare(self.op, self.plan.problem, self.inputs, outputs, exact=exact)
+        self._accept(verdict, when)
+        return check.Error(verdict.error, verdict.rms)
+
+    def _used_sets(self) -> list:
+        """The sets that timed calls have written."""
+        return self.sets[:min(len(self.sets), max(1, QUEUE // self.ours.launches))]
+
     def _check_after(self, peer_error: check.Error | None) -> check.Error:
         """What the timed calls left: no NaN in any set that was used, and the last of those against float64."""
-        used = self.sets[:min(len(self.sets), max(1, QUEUE // self.ours.launches))]
+        used = self._used_sets()
         with self.gpu.stream:
             for number, buffers in enumerate(used):
                 if not all(finite(buffers[name], self.tensors[name].dtype) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
+        if self.inputs is not None:
+            return self._check_on_host(used[-1], "after the timing")
         error = check.device_error(self.gpu, self.op, self.plan.problem, used[-1])
         self._accept(check.judge(self.op, self.plan.problem, error, exact=False, peer_error=peer_error), "after the timing")
         return error
@@ -310,14 +379,10 @@ class _Bench:
             raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}, {when}: {verdict.reason}")
 
     def _row(self, peer: Peer | None, theirs: Arm | None, summary: Summary, clocks, error, peer_error) -> dict:
-        import cupy
-        from cuda.bindings import nvrtc
-        _, major, minor = nvrtc.nvrtcVersion()
-        versions = dict(cuda_driver=self.gpu.device.driver, driver=self.monitor.driver, nvrtc=f"{major}.{minor}", cupy=cupy.__version__,
-                        python=".".join(map(str, sys.version_info[:3])), peer=(peer.version() or None) if peer else None)
+        known = dict(versions(self.gpu, self.monitor.driver), peer=(peer.version() or None) if peer else None)
         return row(self.plan, self.gpu.device, peer.name if peer else None, self.protocol, summary, error=error.max,
                    peer_error=peer_error.max if peer_error else None, peer_note=getattr(theirs.calls[0], "note", None) if theirs else None,
-                   seed=self.seed, sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=versions)
+                   seed=self.seed, sm_clock_mhz=round(statistics.median(clocks)), **self.monitor.summary(), versions=known)
 
 
 def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Summary, *, error: float, peer_error: float | None,

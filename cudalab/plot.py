@@ -1,15 +1,16 @@
-"""The picture of a ladder: what each step reaches at the op's first benchmark shape, with the peers as lines across."""
+"""Pictures: of a ladder, what each step reaches at the op's first benchmark shape, with the peers as lines across; of a study, its own."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cudalab import ladder, registry, report
-from cudalab.errors import BadResults, MissingTool
+from cudalab.errors import BadResults, LabError, MissingTool
+from cudalab.results import slug
+from cudalab.study import Study
 
 INK, BAR, BEST, LINES = "#333333", "#9fb8cf", "#2f6ca3", (("#b5532a", "-"), ("#222222", (0, (2, 3))), ("#4f7d4f", (0, (6, 3))))
-
-STYLE = {"font.size": 9, "svg.hashsalt": "cudalab", "svg.fonttype": "none", "text.color": INK, "axes.edgecolor": INK}
+RC = {"font.size": 9, "svg.hashsalt": "cudalab", "svg.fonttype": "none", "text.color": INK, "axes.edgecolor": INK}
 
 
 def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
@@ -17,11 +18,7 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
 
     Raises MissingTool without matplotlib, BadResults if there is nothing to draw or the folder cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingTool('matplotlib is not installed, so nothing can be drawn: pip install -e ".[plot]"') from None
+    rc_context, Figure = _matplotlib()
     files = []
     for op in registry.ops().values():
         for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
@@ -29,25 +26,75 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
                 steps = ladder.at_first_shape(op, device, rows, kind)
                 if not steps:
                     continue
-                with rc_context(STYLE):
+                with rc_context(RC):
                     figure = Figure(figsize=(8, 0.42 * len(steps) + 1.6), layout="constrained")
                     _bars(figure.subplots(), op, device, steps)
-                    files += _save(figure, folder / ladder.picture(op, device, kind))
+                    files += _save(figure, folder, ladder.picture(op, device, kind))
     if not files:
         raise BadResults("nothing measured at any op's first benchmark shape: 'bench OP --save FILE' and 'results merge FILE' bring it in")
     return files
 
 
-def _save(figure, path: Path) -> list[Path]:
-    """As SVG and PNG beside each other; no date inside: the same rows give the same files."""
-    files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("svg", "png")]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
-    except OSError as error:
-        raise BadResults(f"cannot write into {path.parent}: {error.strerror}") from None
+def require(study: Study, file: Path) -> None:
+    """Raise LabError for a study without a picture or a file that is not .svg or .png, MissingTool without matplotlib."""
+    if study.plot is None:
+        raise LabError(f"{study.name} has no picture: its table is all there is")
+    if file.suffix not in (".svg", ".png"):
+        raise LabError(f"'{file}' is not a picture: name a file that ends in .svg or .png")
+    _matplotlib()
+
+
+def draw_study(study: Study, rows: Sequence[Mapping], file: Path) -> Path:
+    """The study's picture in `file`, .svg or .png.  Raises as `require` does, and BadResults if the file cannot be written."""
+    require(study, file)
+    with _matplotlib()[0](RC):
+        _write(_study_figure(study, rows), file)
+    return file
+
+
+def draw_studies(kept: Mapping[tuple[str, str], Sequence[Mapping]], folder: Path) -> list[Path]:
+    """The picture of every kept study that has one, as <part>-<study>-<device>.svg and .png in `folder`.  Returns the files."""
+    files = []
+    for (name, device), rows in kept.items():
+        study = registry.studies().get(name)
+        if study and study.plot:
+            with _matplotlib()[0](RC):
+                files += _save(_study_figure(study, rows), folder, f"{study.file_stem}-{slug(device)}")
     return files
+
+
+def _study_figure(study: Study, rows: Sequence[Mapping]):
+    figure = _matplotlib()[1](figsize=(8, 4.6), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    study.plot(axes, rows)
+    axes.set_title(f"{study.title}\n{rows[0]['device']}", loc="left", fontsize=9)
+    return figure
+
+
+def _matplotlib():
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingTool('matplotlib is not installed, so nothing can be drawn: pip install -e ".[plot]"') from None
+    return rc_context, Figure
+
+
+def _save(figure, folder: Path, stem: str) -> list[Path]:
+    files = [folder / f"{stem}.{suffix}" for suffix in ("svg", "png")]
+    for file in files:
+        _write(figure, file)
+    return files
+
+
+def _write(figure, file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # no date inside: the same rows give the same file
+        figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
+    except OSError as error:
+        raise BadResults(f"cannot write {file}: {error.strerror}") from None
 
 
 def _bars(axes, op, device: str, steps: Mapping[str, Mapping[str, Mapping]]) -> None:

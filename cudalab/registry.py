@@ -1,22 +1,46 @@
-"""Finding ops and steps by what a person types: step5, sgemm/5, blocktile_2d, sgemm."""
+"""Finding ops, steps and studies by what a person types: step5, sgemm/5, blocktile_2d, sgemm; vecadd/waves, waves."""
 
 import difflib
 
+from cudalab import parts
 from cudalab.errors import UnknownName
-from cudalab.parts import PARTS
 from cudalab.spec import Op, Step
+from cudalab.study import Study
 
 DEFAULT_LADDER = "sgemm"  # what `step5` alone means
 
 
 def ops() -> dict[str, Op]:
     """Every op by name, in the order of the parts."""
-    return {op.name: op for part in PARTS for op in part.ops}
+    return {op.name: op for part in parts.PARTS for op in part.ops}
 
 
 def steps() -> list[Step]:
     """Every step of every ladder, in the order of the parts."""
     return [step for op in ops().values() for step in op.steps]
+
+
+def studies() -> dict[str, Study]:
+    """Every study by name, in the order of the parts."""
+    return {study.name: study for part in parts.PARTS for study in getattr(part, "studies", ())}
+
+
+def resolve_studies(text: str) -> list[Study]:
+    """The study that `text` names, in full or by its own part alone, or all of a part.  Raises UnknownName with the nearest names, or the
+    candidates if several fit."""
+    known = studies()
+    if text in known:
+        return [known[text]]
+    if of_part := [study for study in known.values() if study.part == text]:
+        return of_part
+    found = [study for name, study in known.items() if name.partition("/")[2] == text]
+    if len(found) > 1:
+        raise UnknownName(f"'{text}' is ambiguous: {', '.join(study.name for study in found)}")
+    if not found:
+        names = dict.fromkeys(n for name in known for n in (name, *name.split("/")))
+        near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or list(known)
+        raise UnknownName(f"no study or part with studies is called '{text}'; nearest: {', '.join(near) or 'none'} ('study' lists all)")
+    return found
 
 
 def resolve(text: str) -> Op | Step:

@@ -77,6 +77,64 @@ def rate_text(row: Mapping, time: str = "time_s") -> str:
     return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
+def bytes_text(count: float) -> str:
+    """A number of bytes in powers of 1024, as sizes of memories are: 4096 -> 4 KiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count:.4g} B"
+
+
+def scaled_text(value: float, unit: str) -> str:
+    """A rate in powers of 1000: 4.549e12, "B/s" -> 4.549 TB/s."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+# how a field of a study is shown, by the end of its name: the first that fits
+STUDY_UNITS = (("_bytes_per_s", lambda v: scaled_text(v, "B/s")), ("_flops_per_s", lambda v: scaled_text(v, "FLOP/s")),
+               ("_flop_per_s", lambda v: scaled_text(v, "FLOP/s")), ("_per_s", lambda v: scaled_text(v, "/s")), ("_bytes", bytes_text),
+               ("_cycles", lambda v: f"{v:.1f}"), ("_share", lambda v: f"{v:.1%}"), ("_mhz", lambda v: f"{v:.0f} MHz"),
+               ("_w", lambda v: f"{v:.0f} W"), ("_c", lambda v: f"{v:.0f} °C"), ("_s", time_text))
+
+
+def study_cell(name: str, value) -> str:
+    """A field of a study's row as text, by the unit in its name; "-" where there is none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    for ending, text in STUDY_UNITS:
+        if name.endswith(ending):
+            return text(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def study_head(name: str) -> str:
+    """The heading of a field: its name without the unit that the cells show."""
+    ending = next((ending for ending, _ in STUDY_UNITS if name.endswith(ending) and ending != "_cycles"), "")
+    return name.removesuffix(ending).replace("_", " ")
+
+
+def study_table(columns: Sequence[str], rows: Sequence[Mapping]) -> tuple[list[list[str]], list[str], list[int]]:
+    """Cells, headings and the numbers of the columns of text, of those columns that any row has."""
+    names = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    left = [i for i, name in enumerate(names) if any(isinstance(row.get(name), str) for row in rows)]
+    return [[study_cell(name, row.get(name)) for name in names] for row in rows], list(map(study_head, names)), left
+
+
+def studied(study, rows: Sequence[Mapping]) -> str:
+    """A study's rows as a table, and what follows from them."""
+    cells, heads, left = study_table(study.columns, rows)
+    sentences = [fold(sentence) for sentence in study.conclusions(rows)]
+    parts = [f"{study.name}: {study.title}; on {rows[0]['device']}", table(cells, heads, left), "\n".join(sentences)]
+    return "\n\n".join(filter(None, parts))
+
+
 def ratio_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
@@ -128,7 +186,7 @@ def compiled(plan: Plan, target: str) -> dict:
     title, prose = plan.step.header
     return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), dtype=plan.problem.dtype,
                 variant=plan.problem.variant, config=dict(plan.config),
-                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, min_sm=plan.step.min_sm, target=target,
+                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, capabilities=plan.step.capabilities(plan.problem), target=target,
                 buffers=[dict(name=t.name, shape=list(t.shape), dtype=t.dtype, role=t.role, bytes=t.nbytes) for t in plan.tensors.values()],
                 actions=[_action(a, built, target) for a in plan.actions], folder=str(built.folder), cached=built.cached,
                 seconds=built.seconds)
@@ -175,7 +233,7 @@ def static(report: Mapping, prose: bool = False) -> str:
     if prose and report["prose"]:
         lines += ["", *_prose(report["prose"])]
     kind = "".join(f", {word}" for word in kind_words(report["dtype"], report["variant"]))
-    lines += ["", f"shape      {shape}{kind}", f"target     {report['target']} (needs compute capability {report['min_sm'] / 10} or later)",
+    lines += ["", f"shape      {shape}{kind}", f"target     {report['target']} (needs {report['capabilities']})",
               fold(f"tunables   {'  '.join(f'{name}={value}' for name, value in report['config'].items()) or 'none'}", " " * 11)]
     searched = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in report["tunables"].items() if values)
     lines += [fold(f"tune tries {searched}", " " * 11)] if prose and searched else []

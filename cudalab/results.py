@@ -1,6 +1,7 @@
 """What was measured, as rows in `results/<device>.jsonl`, and the configurations that `tune` found, in `results/tuned/<device>.jsonl`.
 
-A row is one JSON object on one line.  Files only grow: the newest row of a key counts, older ones are its history.
+A row is one JSON object on one line.  Files only grow: the newest row of a key counts, older ones are its history.  The rows of a study lie
+in a file of their own, `results/studies/<device>/<part>-<study>.jsonl`, which holds one run of it: the newest.
 """
 
 import json
@@ -8,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cudalab.spec import KERNELS, Step
 KEY = ("op", "step", "shape", "dtype", "variant", "device", "peer", "protocol")
 _TEXT = ("op", "step", "dtype", "device", "protocol", "date")
 _TEXT_OR_NULL = ("variant", "peer", "roof")
+STUDY_NAME = re.compile(r"\w+/\w+")
 _POSITIVE = ("time_s", "flops", "bytes")
 _POSITIVE_OR_NULL = ("peer_time_s", "ratio", "roof_share")
 
@@ -90,6 +92,8 @@ def validate(row, where: str = "row") -> dict:
 
     if not isinstance(row, dict):
         raise bad("not a JSON object")
+    if "study" in row:
+        return _validate_study(row, bad)
     missing = [name for name in (*_TEXT, *_TEXT_OR_NULL, "shape", *_POSITIVE, *_POSITIVE_OR_NULL) if name not in row]
     if missing:
         raise bad(f"lacks {', '.join(missing)}")
@@ -102,6 +106,19 @@ def validate(row, where: str = "row") -> dict:
     shape = row["shape"]
     if not (isinstance(shape, dict) and shape and all(type(size) is int and size > 0 for size in shape.values())):
         raise bad(f"'shape' must name positive integers, not {shape!r}")
+    return row
+
+
+def _validate_study(row: dict, bad: Callable) -> dict:
+    for name in ("study", "device", "date"):
+        if not (isinstance(row.get(name), str) and row[name]):
+            raise bad(f"'{name}' must be text, not {row.get(name)!r}")
+    if not STUDY_NAME.fullmatch(row["study"]):
+        raise bad(f"'study' must be a part and a name, such as memory/latency, not {row['study']!r}")
+    for name, value in row.items():
+        if not (value is None or isinstance(value, (str, bool, int)) or isinstance(value, float) and math.isfinite(value)) \
+                and not (name == "versions" and isinstance(value, dict)):
+            raise bad(f"'{name}' must be text or a finite number, not {value!r}")
     return row
 
 
@@ -128,9 +145,9 @@ def append(file: Path, found: Iterable[Mapping]) -> None:
 def merge(file: Path) -> dict[str, int]:
     """Bring the rows of `file` into the results folder.  Returns device -> rows added; a row that is there already is not added.
 
-    Every row is validated before the first is written.
+    Every row is validated before the first is written.  Rows of studies are for `merge_studies`.
     """
-    added, incoming = {}, read(file)
+    added, incoming = {}, [row for row in read(file) if "study" not in row]
     for device in dict.fromkeys(row["device"] for row in incoming):
         target = root() / f"{slug(device)}.jsonl"
         known = {json.dumps(row, sort_keys=True) for row in (read(target) if target.exists() else ())}
@@ -139,6 +156,43 @@ def merge(file: Path) -> dict[str, int]:
         append(target, fresh)
         added[device] = len(fresh)
     return added
+
+
+def study_file(study: str, device: str) -> Path:
+    """Where the rows of a study on a device are kept."""
+    return root() / "studies" / slug(device) / f"{study.replace('/', '-')}.jsonl"
+
+
+def study_rows(study: str | None = None) -> dict[tuple[str, str], list[dict]]:
+    """The kept rows by (study, device), all studies or one.  Raises BadResults for a damaged line."""
+    found = {}
+    for file in sorted((root() / "studies").glob(f"*/{study.replace('/', '-') if study else '*'}.jsonl")):
+        for row in read(file):
+            found.setdefault((row.get("study"), row["device"]), []).append(row)
+    return found
+
+
+def merge_studies(file: Path) -> dict[tuple[str, str], int]:
+    """Bring a file's rows of studies into the results folder: the newest run of each replaces what was kept, unless that is newer.
+
+    Returns (study, device) -> rows kept, 0 where what was kept is as new.  Every row is validated before the first is written.
+    """
+    runs, kept = {}, {}
+    for row in read(file):
+        if "study" in row:
+            runs.setdefault((row["study"], row["device"]), {}).setdefault(row["date"], []).append(row)
+    for (study, device), by_date in runs.items():
+        newest_date, target = max(by_date), study_file(study, device)
+        before = max((row["date"] for row in read(target)), default="") if target.exists() else ""
+        kept[study, device] = len(by_date[newest_date]) if newest_date > before else 0
+        if kept[study, device]:
+            temporary = target.with_name(f".{target.name}-{os.getpid()}")
+            try:
+                append(temporary, by_date[newest_date])
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+    return kept
 
 
 def tuned_file(device: str) -> Path:

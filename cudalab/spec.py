@@ -227,18 +227,19 @@ class Op:
         """The op's `samples` for this problem."""
         return self.samples(problem) if callable(self.samples) else self.samples
 
-    def step(self, number: int, *, min_sm: int = 80, tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
-             zero: tuple[str, ...] = (), spills: bool = False, dtypes: tuple[str, ...] = (), variants: tuple[str | None, ...] = (),
-             **tunables: int | Callable[[Problem], int]):
+    def step(self, number: int, *, min_sm: int | Callable[[Problem], int] = 80, max_sm: int = 999,
+             tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}), zero: tuple[str, ...] = (), spills: bool = False,
+             dtypes: tuple[str, ...] = (), variants: tuple[str | None, ...] = (), **tunables: int | Callable[[Problem], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
-        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it.
-        spills: the step is there to teach register spills.  dtypes, variants: those of the op that it takes, by default all.
+        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, where that depends on the kind a
+        function of the problem; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.  dtypes, variants: those of the op that it takes, by default all.
         """
         def register(plan):
             step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,
-                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills, zero, dtypes, variants)
+                        types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills, zero, dtypes, variants,
+                        max_sm)
             self.steps.append(step)
             return step
         return register
@@ -255,11 +256,12 @@ class Step:
     make_actions: Callable[[Problem, Values], Iterator]
     tunables: Mapping[str, int | Callable[[Problem], int]]
     tune: Mapping[str, tuple[int, ...]]
-    min_sm: int = 80
+    min_sm: int | Callable[[Problem], int] = 80
     spills: bool = False
     zero: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()  # none: all that the op has; so for variants
     variants: tuple[str | None, ...] = ()
+    max_sm: int = 999
 
     @property
     def id(self) -> str:
@@ -294,6 +296,15 @@ class Step:
         except BadShape as error:
             return str(error)
         return ""
+
+    def capabilities(self, problem: Problem) -> str:
+        """The compute capabilities that run the step on a problem of this kind, as words."""
+        lowest = self.min_sm(problem) if callable(self.min_sm) else self.min_sm
+        return f"compute capability {lowest / 10}" + ("" if self.max_sm == lowest else " or later")
+
+    def runs_on(self, sm: int, problem: Problem) -> bool:
+        """Whether a device of this compute capability has the instructions that a problem of this kind needs."""
+        return (self.min_sm(problem) if callable(self.min_sm) else self.min_sm) <= sm <= self.max_sm
 
     def problems(self, purpose: str, dtypes: Sequence[str] = (), variants: Sequence[str | None] = ()) -> list[Problem]:
         """The op's shapes for a purpose that the step takes, of each kind named, by default of every kind."""

@@ -11,12 +11,11 @@ import pytest
 from command import fails, works
 
 import cli
-from cudalab import gpu, registry, results
+from cudalab import gpu, parts, registry, results
 from cudalab.errors import UnusableDevice
-from cudalab.parts import PARTS
 from cudalab.spec import KERNELS, Op
 
-VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "results", "doctor")
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "results", "doctor")
 SMALL = ("--shape", "64")
 
 
@@ -197,7 +196,7 @@ def test_an_ambiguous_name_lists_the_candidates(lab, monkeypatch):
     model = registry.ops()["sgemm"]
     other = Op(**{f.name: getattr(model, f.name) for f in dataclasses.fields(Op)} | dict(name="other", steps=[]))
     other.step(1)(model.steps[0].make_actions)
-    monkeypatch.setattr(registry, "PARTS", (*PARTS, types.SimpleNamespace(ops=(other,))))
+    monkeypatch.setattr(parts, "PARTS", (*parts.PARTS, types.SimpleNamespace(ops=(other,))))
     fails(lab("show", model.steps[0].name), "is ambiguous", "sgemm/01_naive, other/01_naive")
 
 

@@ -25,14 +25,14 @@ def gpu():
     return Gpu()
 
 
-def runnable(gpu, step):
-    if step.min_sm > gpu.device.sm:
-        pytest.skip(f"{step.path} needs compute capability {step.min_sm / 10}")
+def runnable(gpu, step, problem):
+    if not step.runs_on(gpu.device.sm, problem):
+        pytest.skip(f"{step.path} needs {step.capabilities(problem)}")
 
 
 @pytest.mark.parametrize("step, problem", [pytest.param(s, p, id=f"{s.path}-{p}") for s in steps() for p in s.problems("check")])
 def test_every_step_is_right_on_every_check_shape(gpu, step, problem):
-    runnable(gpu, step)
+    runnable(gpu, step, problem)
     for verdict in check.check_step(step, problem, gpu):
         assert verdict, verdict.reason
 
@@ -47,9 +47,9 @@ from cudalab.spec import shapes
 cupy.cuda.set_allocator(None)  # every buffer an allocation of its own, so that one element too far is outside of it
 gpu = Gpu()
 for step in steps():
-    if step.min_sm <= gpu.device.sm:
-        small = map(step.op.problem, shapes(sys.argv[1], step.op.dims)) if step.op.name == "sgemm" else step.problems("emulate")
-        for problem in small:
+    small = map(step.op.problem, shapes(sys.argv[1], step.op.dims)) if step.op.name == "sgemm" else step.problems("emulate")
+    for problem in small:
+        if step.runs_on(gpu.device.sm, problem):
             workers = [{}, dict(WORKERS=5)] if "WORKERS" in step.tunables else [{}]  # with so few, some share a tile
             for verdict in (v for few in workers for v in check.check_step(step, problem, gpu, overrides=few)):
                 if not verdict:
@@ -139,7 +139,7 @@ def test_each_peer_is_measured_beside_a_step(gpu, peer):
     if peer.missing():
         pytest.skip(peer.missing())
     step, problem = SGEMM.steps[-1], SGEMM.problem(dict(M=512, N=512, K=512))
-    runnable(gpu, step)
+    runnable(gpu, step, problem)
     seen = []
     (row,) = measure.bench_step(gpu, step, problem, peers=[peer], progress=lambda done, total, what: seen.append((done, total)))
     results.validate(row)
@@ -176,7 +176,7 @@ def test_a_users_peer_and_sustained(gpu, tmp_path):
                     "def mine(problem, buffers):\n    return lambda: cupy.matmul(buffers['A'], buffers['B'], out=buffers['C'])\n"
                     "def wrong(problem, buffers):\n    return lambda: buffers['C'].fill(0)\n")
     step, problem, said = SGEMM.steps[-1], SGEMM.problem(dict(M=1024, N=1024, K=1024)), []
-    runnable(gpu, step)
+    runnable(gpu, step, problem)
     rows = list(measure.bench_step(gpu, step, problem, peers=[peers.find_peer(f"{file}:mine"), peers.find_peer(f"{file}:wrong")],
                                    protocol="sustained", say=said.append))
     assert [row["peer"] for row in rows] == ["mine.py:mine"] and rows[0]["protocol"] == "sustained"

@@ -10,8 +10,8 @@ COPY = '''extern "C" __global__ void __launch_bounds__(256) copy(const float* A,
 }
 '''
 
-op = Op("toy", title="C = A", dims=("N",), inputs=dict(A="N"), outputs=dict(C="N"), reference=lambda A: A, scale=abs, depth=lambda p: 1,
-        flops=lambda p: p.N, bytes=lambda p: 8 * p.N, samples=(), peers=(), shapes={})
+op = Op("toy", title="C = A", dims=("N",), inputs=dict(A="N"), outputs=dict(C="N"), reference=lambda A: A, scale=lambda A: abs(A),
+        depth=lambda p: 1, flops=lambda p: p.N, bytes=lambda p: 8 * p.N, samples=(), peers=(), shapes={})
 
 
 def plan(folder: Path, text: str = COPY, *, entries=("copy",), block=256, args="A C N", smem=0, spills=False, cluster=None,

@@ -38,10 +38,10 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, shown, as_js
     settings = opt.assignments(sets)
     steps = registry.steps() if everything else opt.targets(target, settings, own)
     archs = [a for arch in archs or (opt.DEFAULT_ARCH,) for a in (build.TARGETS if arch == "all" else (arch,))]
-    work = [(step, plan, arch) for step in steps for arch in archs if build.sm_of(arch) >= step.min_sm
-            for plan in opt.plans(step, shapes, settings, dtypes, variants)]
+    plans = [plan for step in steps for plan in opt.plans(step, shapes, settings, dtypes, variants)]
+    work = [(plan.step, plan, arch) for arch in archs for plan in plans if plan.step.runs_on(build.sm_of(arch), plan.problem)]
     if not work:
-        raise LabError(f"{steps[0].path} needs compute capability {steps[0].min_sm / 10} or later, which {' '.join(archs)} is not")
+        raise LabError(f"{steps[0].path} needs {steps[0].capabilities(plans[0].problem)}, which {' '.join(archs)} is not")
     if shown and len(work) > 1:
         raise LabError(f"--{shown} prints one kernel's code, and this names {len(work)}: name one step, one --shape and one --arch")
     made = []

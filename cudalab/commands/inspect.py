@@ -10,23 +10,27 @@ from cudalab.errors import UnknownName
 @click.argument("op", required=False)
 @opt.as_json
 def list_(op, as_json):
-    """List parts, ops and steps, each step with its latest measured figure.
+    """List parts, ops, steps and studies, each step with its latest measured figure, each study with when it was measured.
 
     Example: python cli.py list sgemm
     """
+    from cudalab import parts as lab
     from cudalab import registry, report, results
-    from cudalab.parts import PARTS
     if op is not None and op not in registry.ops():
         registry.resolve(op)  # raises, with the nearest names, unless it is a step
         raise UnknownName(f"'{op}' is a step, not an op; the ops are: {', '.join(registry.ops())} ('show {op}' describes the step)")
     latest = {(row["op"], row["step"]): row for row in _default_shape_rows(registry.ops(), results.rows())}
     parts = []
-    for part in PARTS:
+    kept = results.study_rows()
+    for part in lab.PARTS:
         ops = [o for o in part.ops if op in (None, o.name)]
-        if ops:
+        studies = [s for s in getattr(part, "studies", ()) if op is None]
+        if ops or studies:
             parts.append(dict(part=part.__name__.rpartition(".")[2], title=part.TITLE, ops=[dict(
                 op=o.name, title=o.title, dims=list(o.dims), dtypes=list(o.dtypes), variants=list(o.variants), peers=list(o.peers),
-                steps=[dict(step=s.id, title=s.header[0], measured=latest.get((o.name, s.id))) for s in o.steps]) for o in ops]))
+                steps=[dict(step=s.id, title=s.header[0], measured=latest.get((o.name, s.id))) for s in o.steps]) for o in ops],
+                studies=[dict(study=s.name, title=s.title, measured=[dict(device=device, date=rows[0]["date"])
+                              for (name, device), rows in kept.items() if name == s.name]) for s in studies]))
     if as_json:
         return opt.print_json(parts)
     for part in parts:
@@ -34,6 +38,17 @@ def list_(op, as_json):
         for o in part["ops"]:
             click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}")
             click.echo(_steps(o["steps"], report))
+        if part["studies"]:
+            click.echo("\n" + study_lines(part["studies"], report))
+
+
+def study_lines(studies, report) -> str:
+    """Studies as a table, with where and when each was measured."""
+    lines = [(s["study"], s["title"], ", ".join(f"{m['device']}, {m['date'][:10]}" for m in s["measured"])) for s in studies]
+    heads = ("study", "what it shows", "measured")
+    if not any(line[2] for line in lines):
+        lines, heads = [line[:2] for line in lines], heads[:2]
+    return report.table(lines, heads, left=range(len(heads)), wrap=1)
 
 
 def _kinds(op) -> str:

@@ -13,7 +13,7 @@ from cudalab.errors import LabError
 @click.option("--device", metavar="TEXT", help="Only rows of devices whose name holds this.")
 @click.option("--readme", is_flag=False, flag_value="", metavar="[FILE]", help="Write the tables between the markers of README.md.")
 @click.option("--plot", is_flag=False, flag_value="", metavar="[FOLDER]",
-              help="Draw each ladder against its peers, as SVG and PNG, into docs/.")
+              help="Draw each ladder against its peers, and each study, as SVG and PNG, into docs/.")
 @opt.as_json
 @click.pass_context
 def results(ctx, wanted, device, readme, plot, as_json):
@@ -33,40 +33,53 @@ def results(ctx, wanted, device, readme, plot, as_json):
     if wanted is not None:
         named = registry.resolve(wanted)
         rows = [r for r in rows if (r["op"] == named.name if isinstance(named, Op) else (r["op"], r["step"]) == (named.op.name, named.id))]
+    studies = {(name, on): found for (name, on), found in store.study_rows().items()
+               if wanted is None and (device is None or device.lower() in on.lower())}
     written = []
     if plot is not None:
         from cudalab import plot as drawing
-        written += drawing.draw(rows, Path(plot or KERNELS.parent / "docs"))
+        folder = Path(plot or KERNELS.parent / "docs")
+        written += drawing.draw_studies(studies, folder)
+        if rows or not written:
+            written += drawing.draw(rows, folder)
     if readme is not None:
-        written.append(ladder.write_readme(Path(readme or KERNELS.parent / "README.md"), rows))
+        written.append(ladder.write_readme(Path(readme or KERNELS.parent / "README.md"), rows, studies))
     if written:
         return opt.print_json([str(f) for f in written]) if as_json else click.echo("\n".join(map(str, written)))
     if as_json:
-        return opt.print_json(rows)
-    if not rows:
+        return opt.print_json(rows + [row for found in studies.values() for row in found])
+    if not rows and not studies:
         which = "rows of what was asked for" if device is not None or wanted is not None else "rows"
         return opt.note(f"no {which} in {store.root()} yet: 'bench STEP --save FILE' measures, 'results merge FILE' brings them in")
     for name in dict.fromkeys(row["device"] for row in rows):
         mine = sorted((r for r in rows if r["device"] == name), key=lambda r: (r["op"], r["step"], -r["flops"], r["peer"] or ""))
         click.echo(f"{name}\n\n{report.measured(mine)}\n")
+    if studies:
+        lines = [(name, name_of_device, len(found), found[0]["date"]) for (name, name_of_device), found in studies.items()]
+        click.echo(report.table(lines, ("study", "device", "rows", "measured"), left=(0, 1, 3)))
 
 
 @results.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @opt.as_json
 def merge(file, as_json):
-    """Bring the rows of FILE, written by 'bench --save', into results/.  One damaged row and none is taken.
+    """Bring the rows of FILE, written by 'bench --save' or 'study --save', into results/.  One damaged row and none is taken.
+
+    Rows of a study replace those of its last run.
 
     Example: python cli.py results merge rows.jsonl
     """
     from cudalab import results as store
     if not file.is_file():
         raise LabError(f"there is no file {file}; 'bench STEP --save FILE' writes one")
-    added = store.merge(file)
+    added, kept = store.merge(file), store.merge_studies(file)
     if as_json:
-        return opt.print_json(added)
+        return opt.print_json({**added, **{f"{study} on {device}": count for (study, device), count in kept.items()}})
     for device, count in added.items():
         click.echo(f"{device}: {count} new row{'s' * (count != 1)} in {store.root() / store.slug(device)}.jsonl")
+    for (study, device), count in kept.items():
+        what = f"{count} row{'s' * (count != 1)} in" if count else "nothing newer than"
+        click.echo(f"{study} on {device}: {what} {store.study_file(study, device)}")
 
 
 @click.command()

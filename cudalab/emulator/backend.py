@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from cudalab.build import build, sm_of, verify
+from cudalab.devices import Device
 from cudalab.emulator import families  # noqa: F401  (fills the instruction table)
 from cudalab.emulator.accumulate import Accumulator
 from cudalab.emulator.chunk import WARP, Chunk
@@ -66,18 +67,19 @@ class Emulator:
     delivery: when copies of the bulk engines take effect: "lazy", when somebody waits for them; "eager", when they start.  A correct kernel
     computes the same both ways.  mma: how tensor cores add up, one of the models in accumulate.py.
     output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
+    device: whose limits and multiprocessors count for those who ask; a run does not depend on it.
     """
 
     name = "emulator"
 
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
                  output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy", mma: str = "float64",
-                 sanitize: bool = False):
+                 sanitize: bool = False, device: Device | None = None):
         if delivery not in ("lazy", "eager"):
             raise UnknownName(f"delivery is 'lazy' or 'eager', not '{delivery}'")
         self.delivery = delivery
         self.mma = Accumulator(mma, target).mma
-        self.target, self.lanes, self.output = target, lanes, output
+        self.target, self.lanes, self.output, self.device = target, lanes, output, device
         self.observers = (*observers, Sanitizer()) if sanitize else tuple(observers)
         self.progress: Callable[[int, int, str], object] | None = None
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
@@ -87,8 +89,8 @@ class Emulator:
 
         Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong.
         """
-        if plan.step.min_sm > sm_of(self.target):
-            raise BadLaunch(f"{plan.step.path} needs compute capability {plan.step.min_sm / 10}, which {self.target} does not have: "
+        if not plan.step.runs_on(sm_of(self.target), plan.problem):
+            raise BadLaunch(f"{plan.step.path} needs {plan.step.capabilities(plan.problem)}, which {self.target} does not have: "
                             f"take another --arch")
         program, symbols = self._compiled(plan)
         kernels = {entry: program.kernel(symbol) for entry, symbol in symbols.items()}
