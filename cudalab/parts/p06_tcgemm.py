@@ -96,7 +96,12 @@ def tiles(p, c, m=1, n=1):
     return cdiv(p.M, c.BM * m) * cdiv(p.N, c.BN * n)
 
 
-@tcgemm.step(1, WARPS=4)
+def mma_sync(p):
+    """The lowest compute capability whose mma.sync takes the type: fp8 came later."""
+    return 89 if p.dtype.startswith("fp8") else 80
+
+
+@tcgemm.step(1, min_sm=mma_sync, WARPS=4)
 def fragments(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=cdiv(p.M, 16) * cdiv(p.N, 8 * c.WARPS), block=32 * c.WARPS, args="A B C M N K")
@@ -111,29 +116,32 @@ TILE = dict(BM=128, BN=128, WM=64, WN=32, LINE=64)
 TUNE = dict(BM=(64, 128, 256), BN=(64, 128, 256), WM=(32, 64), WN=(32, 64), LINE=(64, 128))
 
 
-@tcgemm.step(2, **TILE, tune=TUNE)
+@tcgemm.step(2, min_sm=mma_sync, **TILE, tune=TUNE)
 def ldmatrix(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=(c.BM + c.BN) * c.LINE, args="A B C M N K")
 
 
-@tcgemm.step(3, **TILE, tune=TUNE)
+@tcgemm.step(3, min_sm=mma_sync, **TILE, tune=TUNE)
 def swizzled(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=(c.BM + c.BN) * c.LINE, args="A B C M N K")
 
 
-@tcgemm.step(4, **TILE, STAGES=4, tune=TUNE | dict(STAGES=(2, 3, 4)))
+@tcgemm.step(4, min_sm=mma_sync, **TILE, STAGES=4, tune=TUNE | dict(STAGES=(2, 3, 4)))
 def multistage(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=c.STAGES * (c.BM + c.BN) * c.LINE, args="A B C M N K")
 
 
-@tcgemm.step(5, BM=128, BN=128, WM=64, WN=64, LINE=64, STAGES=3, RASTER=8, BLOCKS=2,
+@tcgemm.step(5, min_sm=mma_sync, BM=128, BN=128, WM=64, WN=64, LINE=64, STAGES=3, RASTER=8, BLOCKS=2,
              tune=TUNE | dict(STAGES=(3, 4, 5), RASTER=(4, 8, 16), BLOCKS=(1, 2)))
 def fragments_ahead(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=c.STAGES * (c.BM + c.BN) * c.LINE, args="A B C M N K")
+
+
+HOPPER = dict(min_sm=90, max_sm=90)  # what has wgmma
 
 
 # From here on: BM rows in CONSUMERS warpgroups, BN columns, STAGES slices of LINE bytes of K
@@ -147,20 +155,20 @@ SIZES = dict(BM=(64, 128, 256), BN=(64, 128, 192, 256), STAGES=(3, 4, 5, 6), CON
 SHARED = dict(CLUSTER_M=(1, 2), CLUSTER_N=(1, 2))
 
 
-@tcgemm.step(6, min_sm=90, **WIDE, tune=SIZES)
+@tcgemm.step(6, **HOPPER, **WIDE, tune=SIZES)
 def wgmma(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=128 * c.CONSUMERS, smem=stages(c), args="A B C M N K")
 
 
-@tcgemm.step(7, min_sm=90, **WIDE, tune=SIZES)
+@tcgemm.step(7, **HOPPER, **WIDE, tune=SIZES)
 def tma(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=128 * c.CONSUMERS, smem=stages(c) + 8 * c.STAGES,
                  args=(map_a(p, c.BM), map_b(p, c.BN), "C", "M", "N", "K"))
 
 
-@tcgemm.step(8, min_sm=90, **WIDER, tune=SIZES)
+@tcgemm.step(8, **HOPPER, **WIDER, tune=SIZES)
 def specialised(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=128 * (c.CONSUMERS + 1), smem=stages(c) + 16 * c.STAGES,
@@ -183,28 +191,28 @@ def workers(p, c):
     return min(c.WORKERS // (c.CLUSTER_M * c.CLUSTER_N), tiles(p, c, c.CLUSTER_M, c.CLUSTER_N))
 
 
-@tcgemm.step(9, min_sm=90, **WIDER, CLUSTER_M=2, CLUSTER_N=1, tune=SIZES | SHARED)
+@tcgemm.step(9, **HOPPER, **WIDER, CLUSTER_M=2, CLUSTER_N=1, tune=SIZES | SHARED)
 def multicast(p, c):
     check_alignment(p)
     yield shared_launch(p, c, tiles(p, c, c.CLUSTER_M, c.CLUSTER_N), "C", stages(c))
 
 
 # WORKERS: blocks that stay, best as many as the device runs at once (132 multiprocessors on an H200), or fewer that need as many rounds
-@tcgemm.step(10, min_sm=90, **WIDER, CLUSTER_M=2, CLUSTER_N=1, RASTER=8, WORKERS=132,
+@tcgemm.step(10, **HOPPER, **WIDER, CLUSTER_M=2, CLUSTER_N=1, RASTER=8, WORKERS=132,
              tune=SIZES | SHARED | dict(RASTER=(4, 8, 16), WORKERS=(128, 132)))
 def persistent(p, c):
     check_alignment(p)
     yield shared_launch(p, c, workers(p, c), "C", stages(c))
 
 
-@tcgemm.step(11, min_sm=90, **WIDER, CLUSTER_M=2, CLUSTER_N=1, RASTER=8, STORES=2, PINGPONG=0, SKEW=0, WORKERS=132, zero=("PINGPONG", "SKEW"),
+@tcgemm.step(11, **HOPPER, **WIDER, CLUSTER_M=2, CLUSTER_N=1, RASTER=8, STORES=2, PINGPONG=0, SKEW=0, WORKERS=132, zero=("PINGPONG", "SKEW"),
              tune=SIZES | SHARED | dict(RASTER=(4, 8, 16), STORES=(1, 2, 4), PINGPONG=(0, 1), SKEW=(0, 1, 2), WORKERS=(128, 132)))
 def overlapped(p, c):
     check_alignment(p)
     yield shared_launch(p, c, workers(p, c), map_c(p), stages(c) + c.CONSUMERS * c.STORES * 64 * LINE, early=True)
 
 
-@tcgemm.step(12, min_sm=90, BM=128, BN=64, STAGES=6, CONSUMERS=2, CLUSTER_M=1, CLUSTER_N=1, SPLIT=2, RASTER=8,
+@tcgemm.step(12, **HOPPER, BM=128, BN=64, STAGES=6, CONSUMERS=2, CLUSTER_M=1, CLUSTER_N=1, SPLIT=2, RASTER=8,
              tune=SIZES | SHARED | dict(SPLIT=(1, 2, 4)))
 def split_k(p, c):
     check_alignment(p)
