@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from cudalab import nvrtc, sass
+from cudalab import includes, nvrtc, sass
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
 from cudalab.installed import cure
@@ -24,10 +24,8 @@ from cudalab.spec import KERNELS, Plan, Pointer, Scalar, Step
 from cudalab.tensormap import TensorMap
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")  # what every step is tested against
-COMMON = KERNELS / "common"
 FORMAT = 1  # of kernel.json; raise it when what it holds changes
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 PARAM = re.compile(r"\.param(?:\s+\.align\s+\d+)?\s+\.(\w+)(?:\s+\.\w+(?:\s+\d+)?)*\s+[\w$]+(?:\[(\d+)\])?")
 KINDS = {"f32": "f32", "f64": "f64", "u64": "ptr", "s64": "ptr", "b64": "ptr", "u32": "i32", "s32": "i32", "b32": "b32",
          "u16": "i16", "s16": "i16", "b16": "i16", "f16": "f16", "u8": "i8", "s8": "i8", "b8": "i8"}  # PTX type -> Param.kind
@@ -132,7 +130,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
         text = source.read_bytes()
     except OSError as error:
         raise CompileError(f"{source} cannot be read: {error.strerror}") from None
-    _require_text(source, text)
+    includes.require_text(source, text)
     names = sorted({launch.entry for launch in plan.launches if not IDENTIFIER.fullmatch(launch.entry)})
     headers, folders = _headers(source, text)
     options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *_macros(plan),
@@ -212,41 +210,10 @@ def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Pat
     Ours go by their digest.  CUDA's own are looked for only when an include is found in neither of our folders, so a lean kernel
     compiles without them; they go by the time their folder last changed, as by an upgrade: reading them all takes up to 0.4 s.
     """
-    found, outside = included(source, text)
-    for path, content in found.items():
-        _require_text(path, content)
+    found, outside = includes.headers(source, text)
     toolkit = nvrtc.include_folders() if outside else ()
-    known = [(str(path), _digest(content)) for path, content in sorted(found.items())]
-    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [source.parent, COMMON, *toolkit]
-
-
-def included(source: Path, text: bytes) -> tuple[dict[Path, bytes], bool]:
-    """Our own headers that a source includes, directly or not, with what they hold; and whether it includes others."""
-    ours, found, outside = (source.parent, COMMON), {}, False
-    pending = [(source, text)]
-    while pending:
-        including, content = pending.pop()
-        for quoted, angled in INCLUDE.findall(content.decode(errors="replace")):
-            places = (including.parent, *ours) if quoted else ours
-            path = next((place / (quoted or angled) for place in places if (place / (quoted or angled)).is_file()), None)
-            if path is None:
-                outside = True
-            elif (path := Path(os.path.normpath(path))) not in found:
-                found[path] = path.read_bytes()
-                pending.append((path, found[path]))
-    return found, outside
-
-
-def _require_text(path: Path, content: bytes) -> None:
-    """Raises CompileError for bytes at which NVRTC would stop reading without a word: 0xff, and the zero that ends a C string."""
-    try:
-        content.decode()
-        place = content.find(b"\0")
-    except UnicodeDecodeError as error:
-        place = error.start
-    if place >= 0:
-        line = content.count(b"\n", 0, place) + 1
-        raise CompileError(f"{path}({line}): not UTF-8 text (byte 0x{content[place]:02x}): save the file as UTF-8")
+    known = [(str(path), _digest(content)) for path, content in found.items()]
+    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [source.parent, includes.COMMON, *toolkit]
 
 
 def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:

@@ -43,6 +43,7 @@ def examine() -> list[Finding]:
         ("nvmath-python", lambda: _distribution("nvmath-python"), 'pip install -e ".[peers]"', "the peer cublaslt"),
         ("NVML", _nvml, "pip install nvidia-ml-py", "clock, power and temperature beside the times"),
         ("matplotlib", lambda: _distribution("matplotlib"), 'pip install -e ".[plot]"', "results --plot"),
+        ("CUPTI", _cupti, 'pip install -e ".[trace]"  (in an environment of CUDA 13)', "trace, in full"),
         ("ncu", lambda: _program("ncu"), "sudo apt install nsight-compute  (or developer.nvidia.com/nsight-compute)", "profiling"),
         ("compute-sanitizer", lambda: _program("compute-sanitizer"),
          "sudo apt install cuda-sanitizer-13-0  (NVIDIA's package repository; also in every CUDA toolkit)", "python -m pytest -m gpu"),
@@ -132,6 +133,13 @@ def _cupy() -> str:
     except ImportError as error:
         raise Missing(str(error).strip().splitlines()[0]) from None
     return f"{cupy.__version__}, for CUDA {cupy.cuda.runtime.runtimeGetVersion() // 1000}"
+
+
+def _cupti() -> str:
+    from cudalab import trace_cupti
+    if reason := trace_cupti.missing():
+        raise Missing(reason)
+    return f"cupti-python {versions().get('cupti-python', 'of an unknown version')}"
 
 
 def _cublas() -> str:

@@ -138,6 +138,40 @@ class Gpu:
         enqueue.kept = kept
         return enqueue
 
+    def capture(self, enqueue: Callable[[], None], times: int, what: str) -> Callable[[], None]:
+        """A call that launches a CUDA graph of `times` repetitions of a prepared call, recorded here without running anything.
+
+        Raises LabError where the call does what a graph cannot hold, such as waiting for the device.
+        """
+        self.synchronize(what)
+        try:
+            with self.stream:
+                self.stream.begin_capture()
+                try:
+                    for _ in range(times):
+                        enqueue()
+                finally:
+                    graph = self.stream.end_capture()
+                graph.upload(self.stream)
+        except (self._cupy.cuda.runtime.CUDARuntimeError, NotImplementedError) as error:
+            raise LabError(f"{what} cannot be captured into a graph ({error}): measure it by stream") from None
+        self.synchronize(what)
+        return _keep(functools.partial(graph.launch, self.stream), graph, enqueue)
+
+    def resident_blocks(self, plan: Plan) -> int:
+        """How many blocks of the plan's first launch one multiprocessor holds, as the driver works it out.
+
+        CUDA Driver API, "Occupancy: cuOccupancyMaxActiveBlocksPerMultiprocessor".
+        """
+        built, launch = build(plan, self.target), plan.launches[0]
+        kernel = built.kernels[launch.entry]
+        status, function = self._driver.cuModuleGetFunction(self._load(built), kernel.symbol.encode())
+        self._check(status, plan.step.path)
+        self._allow_smem(function, kernel, launch, plan.step.path)
+        status, blocks = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, math.prod(launch.block), launch.smem)
+        self._check(status, plan.step.path)
+        return blocks
+
     def synchronize(self, what: str) -> None:
         """Wait for the stream.  A kernel that failed raises LabError, which names `what` (a step's path) was running then."""
         if not self._lost:
@@ -158,9 +192,7 @@ class Gpu:
         driver = self._driver
         status, function = driver.cuModuleGetFunction(module, kernel.symbol.encode())
         self._check(status, label)
-        if kernel.static_smem + launch.smem > DEFAULT_SMEM and launch.smem > self._smem.get(int(function), 0):
-            self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.smem, label)
-            self._smem[int(function)] = launch.smem  # never lowered: a call prepared before may need more
+        self._allow_smem(function, kernel, launch, label)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid  # the driver counts blocks, with a cluster too
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
@@ -228,6 +260,12 @@ class Gpu:
             self._check(status, f"loading {built.folder.name}")
             self._modules[built.folder] = module
         return self._modules[built.folder]
+
+    def _allow_smem(self, function, kernel, launch: Launch, label: str) -> None:
+        if kernel.static_smem + launch.smem > DEFAULT_SMEM and launch.smem > self._smem.get(int(function), 0):
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._set(function, attribute, launch.smem, label)
+            self._smem[int(function)] = launch.smem  # never lowered: a call prepared before may need more
 
     def _set(self, function, attribute, value: int, label: str) -> None:
         if self._driver.cuFuncSetAttribute(function, attribute, value)[0] != self._driver.CUresult.CUDA_SUCCESS:

@@ -145,16 +145,17 @@ class Timing:
     throttle: list[str] | None
 
 
-def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS,
-              seed: int = 0, protocol: str = "steady") -> Timing:
+def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, graph: int = 0,
+              batches: int = PAIRS, seed: int = 0, protocol: str = "steady") -> Timing:
     """Check a plan, time it under a protocol without a peer, check it again.
 
     inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
     checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
-    caches keep them.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
+    Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
     bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
-    return bench.alone()
+    return bench.alone(graph)
 
 
 def versions(gpu=None, driver: str | None = None) -> dict:
@@ -206,8 +207,11 @@ class _Bench:
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
-    def alone(self) -> Timing:
-        """The plan timed by itself."""
+    def alone(self, graph: int) -> Timing:
+        """The plan timed by itself, by stream or (graph > 0) that many times in a CUDA graph."""
+        if graph:
+            what = self.plan.step.path
+            self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], 1)
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
         pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
@@ -215,7 +219,7 @@ class _Bench:
         self._check_after(None)
         summary, last = summarise(pairs), self._used_sets()[-1]
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
-        return Timing(summary.time_s, summary.time_iqr_s, statistics.median(clocks), own, **electric)
+        return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own, **electric)
 
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""

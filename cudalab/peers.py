@@ -97,6 +97,26 @@ def _cublas(problem: Problem, buffers: Mapping, stream) -> Callable:
     return functools.partial(cupy.matmul, buffers["A"], buffers["B"], out=buffers["C"])
 
 
+# -- CuPy's own kernels
+
+def _cupy_missing() -> str | None:
+    try:
+        import cupy  # noqa: F401
+    except ImportError as error:
+        return f"CuPy does not import ({str(error).strip().splitlines()[0]}): {cure(gpu=True)}"
+    return None
+
+
+def _cupy_version() -> str:
+    import cupy
+    return f"CuPy {cupy.__version__}"
+
+
+def _cupy_add(problem: Problem, buffers: Mapping, stream) -> Callable:
+    import cupy
+    return functools.partial(cupy.add, buffers["A"], buffers["B"], out=buffers["C"])
+
+
 # -- cublasLt through nvmath-python
 
 def _cublaslt_missing() -> str | None:
@@ -119,4 +139,5 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in (
     Peer("cublas", "cuBLAS through CuPy, float32 sums, TF32 off in FP32", ("sgemm", "tcgemm"), _cublas, _cublas_missing, _cublas_version),
     Peer("cublaslt", f"the fastest of cublasLt's first {cublaslt.CANDIDATES} heuristics, float32 sums, TF32 off in FP32",
          ("sgemm", "tcgemm", "fp8gemm"), cublaslt.matmul, _cublaslt_missing, _cublaslt_version),
+    Peer("cupy_add", "CuPy's add(out=)", ("vecadd",), _cupy_add, _cupy_missing, _cupy_version),
 )}

@@ -4,6 +4,7 @@ A row is one JSON object on one line.  Files only grow: the newest row of a key 
 in a file of their own, `results/studies/<device>/<part>-<study>.jsonl`, which holds one run of it: the newest.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudalab import includes
 from cudalab.errors import BadResults
 from cudalab.problem import Problem
 from cudalab.spec import KERNELS, Step
@@ -191,7 +193,8 @@ def merge_studies(file: Path) -> dict[tuple[str, str], int]:
                 append(temporary, by_date[newest_date])
                 temporary.replace(target)
             finally:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # gone where it became the file, never there where none can be
+                    temporary.unlink()
     return kept
 
 
@@ -228,11 +231,9 @@ def save_tuned(step: Step, device: str, problem: Problem, config: Mapping[str, i
 def source_digest(step: Step) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers it includes: what a measurement belongs to."""
     import hashlib
-
-    from cudalab.build import included
     text = step.source.read_bytes()
     digest = hashlib.sha256(text)
-    for _, header in sorted(included(step.source.absolute(), text)[0].items()):
+    for header in includes.headers(step.source, text)[0].values():
         digest.update(header)
     return digest.hexdigest()[:16]
 

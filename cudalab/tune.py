@@ -135,7 +135,8 @@ class Search:
         return dict(op=self.step.op.name, step=self.step.id, shape=dict(self.problem), dtype=self.problem.dtype,
                     variant=self.problem.variant, timed=len(self.timed), refused=self.refused,
                     wrong=self.wrong, config=dict(best.config) if best else {}, time_s=best and best.time_s, default_s=self.default_s,
-                    speedup=speedup, finished=self.finished)
+                    speedup=speedup, finished=self.finished,
+                    all=[dict(config=dict(c.config), time_s=c.time_s) for c in sorted(self.timed, key=lambda c: c.time_s)])
 
 
 class _Stand:

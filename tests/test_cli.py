@@ -15,7 +15,7 @@ from cudalab import gpu, parts, registry, results
 from cudalab.errors import UnusableDevice
 from cudalab.spec import KERNELS, Op
 
-VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "results", "doctor")
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "trace", "results", "doctor")
 SMALL = ("--shape", "64")
 
 

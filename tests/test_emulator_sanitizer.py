@@ -201,3 +201,14 @@ def test_what_is_a_race_and_what_is_not(body, bad):
     else:
         with pytest.raises(KernelFault, match=bad):
             run()
+
+
+def test_a_block_that_has_ended_is_no_part_of_anothers_barrier():
+    kernel = """extern "C" __global__ void k(int* n) {
+        if (blockIdx.x == 1) return;
+        for (int i = 0; i < 200; ++i) __syncthreads();  // long enough for the other block to end
+        n[threadIdx.x] = threadIdx.x;
+    }"""
+    program = compile_cuda(kernel)
+    (n,) = Emulator("sm_90a", sanitize=True).run_ptx(program, "k", 2, 64, (np.zeros(64, "i4"),))
+    np.testing.assert_array_equal(n, np.arange(64))

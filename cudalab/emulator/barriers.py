@@ -52,8 +52,8 @@ class Barriers(Waiter):
         operation, barrier, threads, *reduction = values
         if len(lanes) == self.chunk.living and operation == "sync" and threads is None and not np.ndim(barrier) and barrier < BARRIERS \
                 and not self.busy[barrier]:  # everybody at once, the usual case
-            for observer in self.chunk.observers:
-                observer.barrier(int(barrier), np.arange(self.chunk.blocks), [(lanes, following, site, None)])
+            for observer in self.chunk.observers:  # a block that has ended is not among them
+                observer.barrier(int(barrier), np.unique(self.chunk.block_of[lanes]), [(lanes, following, site, None)])
             scheduler.resume(following, lanes)
             return
         barriers = np.broadcast_to(barrier, len(lanes))

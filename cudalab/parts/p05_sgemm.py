@@ -162,21 +162,27 @@ def sliced_k(p, c):
 
 
 # WORKERS: blocks that stay for the whole product, best as many as the device runs at once (132 multiprocessors on an H200); 0: one
-# a tile.  FRINGE: as many columns past the last full tile are left to a kernel of their own.
-@sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE,
-            zero=("RAGGED", "WORKERS", "FRINGE"))
+# a tile.  FRINGE: as many columns past the last full tile are left to a kernel of their own.  ALIGN=1: B is copied first to where its
+# rows start at multiples of 16 bytes, which costs as much as 50 rows of C or so.
+@sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=24, SPACING=few_tiles(4, 1), COPY_AT=few_tiles(0, 3), PINNED=2,
+            ALIGN=lambda p: int(p.N % 4 != 0 and p.M >= 1024), VEC_N=lambda p: 4 if p.M >= 1024 else math.gcd(p.N, 4), RAGGED=ragged,
+            WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE, zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"))
 def stream_k(p, c):
     fringe = p.N % c.BN if p.N > c.BN and p.N % c.BN <= c.FRINGE else 0
     columns = p.N - fringe
-    check_vectors(p, c)
+    pitch = cdiv(columns, 4) * 4 if c.ALIGN else p.N
+    if pitch % c.VEC_N:
+        raise BadConfig(f"VEC_N={c.VEC_N}: rows of N={p.N} floats can move {math.gcd(p.N, 4)} at once, or fewer; set ALIGN=1 for 4")
     check_ragged(p, c, c.BK * c.SLICES, columns)
     tiles_of_c = cdiv(p.M, c.BM) * cdiv(columns, c.BN)
     workers = min(c.WORKERS, tiles_of_c * cdiv(p.K, c.BK * c.SLICES)) or tiles_of_c
     yield scratch("partial", (workers, c.BM, c.BN))
     yield state("flags", (workers,), "i32")
+    if c.ALIGN:
+        yield scratch("aligned", (p.K, pitch))
+        yield Launch("sgemm_align", grid=p.K, block=256, args=("B", "aligned", "N", i32(columns), i32(pitch)))
     yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES,
                  smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
-                 args=("A", "B", "C", "partial", "flags", "M", "N", "K", i32(columns)))
+                 args=("A", "aligned" if c.ALIGN else "B", "C", "partial", "flags", "M", "N", "K", i32(columns), i32(pitch)))
     if fringe:
         yield Launch("sgemm_fringe", grid=cdiv(p.M, 8), block=256, args=("A", "B", "C", "M", "N", "K", i32(columns)))

@@ -2,10 +2,11 @@
 //
 // Before: whole tiles were handed out, so the last round of blocks left multiprocessors idle.
 // Now: the slices of all tiles are lined up, tile after tile, and cut into one equal piece a block. A block whose piece
-// starts inside a tile leaves its sums in `partial` and raises its flag; the block with the tile's first slice waits for
-// those flags, adds the sums in a fixed order, so that every run gives the same bits, and stores the tile. A block works on
-// its piece from the front and so gives before it waits: nobody waits for a block that waits itself.
-// The next tile's first slices are copied while this tile's sums are stored.
+// starts inside a tile leaves its sums in `partial` and raises its flag a tile later, when they have long arrived; the block
+// with the tile's first slice waits for those flags, adds the sums in a fixed order, so that every run gives the same bits,
+// and stores the tile. A block works on its piece from the front and so gives before it waits: nobody waits for a block that
+// waits itself. The next tile's first slices are copied while this tile's sums are stored.
+// Where B's rows are not aligned to 16 bytes, sgemm_align copies them first to where they are: four times fewer copies then.
 // A few columns past the last full tile would cost a column of tiles: sgemm_fringe takes them, one warp a row of C.
 // A block owns one BM x BN tile of C after another; inside it is step 11.
 // Limited now by: the register banks. A 16-byte read from shared memory writes four registers through the ports that the
@@ -23,7 +24,8 @@ constexpr int PER_ROW_A = THREADS / BM, PER_ROW_B = THREADS / DEPTH;  // threads
 constexpr int RUN_A = DEPTH / PER_ROW_A;                              // neighbours of A's row that a thread copies
 constexpr bool AHEAD = SLICES == 1;  // the next tile's copies start before this one's sums are stored
 constexpr int LOADS_A = TM / 4, LOADS = LOADS_A + TN / 4;             // 16-byte reads that one k needs
-constexpr int FRINGE_THREADS = 256;
+constexpr int FRINGE_THREADS = 256, ALIGN_THREADS = 256;
+constexpr bool DIRECT = VEC_N == 4 && !ALIGN && !RAGGED;  // C is stored 16 bytes at a time, where that makes whole lines
 
 static_assert(BM % WM == 0 && TM % 4 == 0, "TM: a multiple of 4, and the warp's 4 * TM rows divide BM");
 static_assert(BN % WN == 0 && TN % 4 == 0, "TN: a multiple of 4, and the warp's 8 * TN columns divide BN");
@@ -39,7 +41,7 @@ static_assert(SPACING >= 1 && LEAD + (LOADS - 1) * SPACING < TM * TN, "LEAD, SPA
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* __restrict__ partial,
-      int* __restrict__ flags, int M, int N, int K, int columns) {
+      int* __restrict__ flags, int M, int N, int K, int columns, int pitch) {
     extern __shared__ __align__(16) float shared[];
     float* const ends = AHEAD ? shared + STAGES * STAGE / 4 : shared;  // room for sums on their way out of a tile
     const unsigned base = shared_address(shared);
@@ -74,7 +76,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 cp_async<4 * VEC_N>(to_b + stage + 4 * i, from_b + i, k_b < k_left && block_col + col_b + i < columns);
         }
         from_a += DEPTH;
-        from_b += static_cast<size_t>(DEPTH) * N;
+        from_b += static_cast<size_t>(DEPTH) * pitch;
         k_left -= DEPTH;
     };
     const auto open_tile = [&](long long begin, long long end) {  // its first slices are on their way when this returns
@@ -85,7 +87,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         block_row = (band * RASTER + in_band % height) * BM, block_col = in_band / height * BN;
         // rows past C's last are copies of it, and never stored
         from_a = A + static_cast<size_t>(min(block_row + row_a, M - 1)) * K + first * DEPTH + k_a;
-        from_b = B + static_cast<size_t>(first * DEPTH + k_b) * N + block_col + col_b;
+        from_b = B + static_cast<size_t>(first * DEPTH + k_b) * pitch + block_col + col_b;
         k_left = K - first * DEPTH;
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i) {
@@ -94,6 +96,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         }
     };
 
+    bool owed = false;  // this block has left sums and not yet raised its flag
     long long begin = piece(blockIdx.x);
     const long long end = piece(blockIdx.x + 1);
     if (begin < end) open_tile(begin, end);
@@ -122,8 +125,9 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                     if (k == BK - 1 && i == LEAD) {
                         cp_async_wait<STAGES - 2>();
                         __syncthreads();  // the next slice has landed for everyone, and everyone has read this one
+                        --left;
                         filling = reading;
-                        if (left > 1) reading = reading == (STAGES - 1) * STAGE ? 0 : reading + STAGE;
+                        if (left > 0) reading = reading == (STAGES - 1) * STAGE ? 0 : reading + STAGE;
                         sA = from_sa + reading;
                         sB = from_sb + reading;
                     }
@@ -133,9 +137,12 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                     else acc[m][n] = fmaf(rA[k % 2][m], rB[k % 2][n], acc[m][n]);
                 }
             }
-        } while (--left > 0);
+        } while (left > 0);
         cp_async_wait<0>();
-        __syncthreads();  // everyone has read the last slice: the stages are free
+        if (owed) __threadfence();  // the sums left at the end of the last tile have long been on their way
+        __syncthreads();  // everyone has read the last slice: the stages are free; those sums are visible before the flag is
+        if (owed && threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
+        owed = false;
 
         // the next tile's first slices travel while this one's sums do
         const int this_tile = tile, this_first = first, this_row = block_row, this_col = block_col;
@@ -162,14 +169,18 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             }
         }
 
+        // Sums leave four at a time. Adding -0 changes no value; it moves them, so that nothing ties the registers they were
+        // summed in to one another, which would cost the main loop its free choice of banks.
+        const float minus_zero = __int_as_float(K < 0 ? 0 : 0x80000000);
+        const auto four = [&](int m, int n) {
+            return make_float4(acc[m][n] + minus_zero, acc[m][n + 1] + minus_zero, acc[m][n + 2] + minus_zero, acc[m][n + 3] + minus_zero);
+        };
         const auto partial_of = [&](int block) { return partial + static_cast<size_t>(block) * BM * BN + threadIdx.x % GROUP; };
         if (this_first > 0) {
 #pragma unroll
             for (int i = 0; i < TM * TN; ++i)
                 if (i / TN % SLICES == group) partial_of(blockIdx.x)[i * GROUP] = acc[i / TN][i % TN];
-            __threadfence();
-            __syncthreads();  // all of the block's sums are visible before its flag is
-            if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
+            owed = true;
         } else {
             for (int block = blockIdx.x + 1; piece(block) < static_cast<long long>(this_tile + 1) * slices; ++block) {
                 if (threadIdx.x == 0) {
@@ -182,21 +193,33 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 for (int i = 0; i < TM * TN; ++i)
                     if (i / TN % SLICES == group) acc[i / TN][i % TN] += __ldcg(&partial_of(block)[i * GROUP]);
             }
-            // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
-            float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
+            if constexpr (DIRECT) {
 #pragma unroll
-            for (int m = 0; m < TM; ++m) {
-                if (m % SLICES != group) continue;
-#pragma unroll
-                for (int n = 0; n < TN; ++n) rows[lane_m * (WN + 1) + n / 4 * 4 * LANES_N + lane_n * 4 + n % 4] = acc[m][n];
-                __syncwarp();  // the rows are complete
-#pragma unroll
-                for (int i = 0; i < LANES_M * WN; i += 32) {
-                    const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
-                    const int col = this_col + warp_n + i % WN + lane;
-                    if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
+                for (int i = 0; i < TM * TN; i += 4) {
+                    const int m = i / TN, n = i % TN;
+                    if (m % SLICES != group) continue;
+                    const int row = this_row + warp_m + m / 4 * 4 * LANES_M + lane_m * 4 + m % 4;
+                    const int col = this_col + warp_n + n * LANES_N + lane_n * 4;
+                    if (row < M && col < columns)
+                        *reinterpret_cast<float4*>(C + static_cast<size_t>(row) * N + col) = four(m, n);
                 }
-                __syncwarp();  // the rows are read: the next four may take their place
+            } else {
+                // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
+                float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
+#pragma unroll
+                for (int m = 0; m < TM; ++m) {
+                    if (m % SLICES != group) continue;
+#pragma unroll
+                    for (int n = 0; n < TN; ++n) rows[lane_m * (WN + 1) + n / 4 * 4 * LANES_N + lane_n * 4 + n % 4] = acc[m][n];
+                    __syncwarp();  // the rows are complete
+#pragma unroll
+                    for (int i = 0; i < LANES_M * WN; i += 32) {
+                        const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
+                        const int col = this_col + warp_n + i % WN + lane;
+                        if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
+                    }
+                    __syncwarp();  // the rows are read: the next four may take their place
+                }
             }
         }
         if (!AHEAD) {
@@ -204,6 +227,19 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             if (begin < end) open_tile(begin, end);
         }
     }
+    if (owed) {
+        __threadfence();
+        __syncthreads();  // all of the block's sums are visible before its flag is
+        if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
+    }
+}
+
+// The first `columns` columns of B, and zeros up to `pitch`, a multiple of 4: every row starts at a multiple of 16 bytes.
+extern "C" __global__ void __launch_bounds__(ALIGN_THREADS)
+sgemm_align(const float* __restrict__ B, float* __restrict__ aligned, int N, int columns, int pitch) {
+    const size_t k = blockIdx.x;
+#pragma unroll 8
+    for (int col = threadIdx.x; col < pitch; col += ALIGN_THREADS) aligned[k * pitch + col] = col < columns ? B[k * N + col] : 0;
 }
 
 // The columns of C from `columns` on, which are few: each warp takes one row of A past all of them.

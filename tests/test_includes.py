@@ -1,0 +1,20 @@
+"""A measurement belongs to its source and the headers that the source includes, and to no other."""
+
+from cudalab import registry, results
+
+
+def test_a_step_depends_on_its_own_headers_only(tmp_path, monkeypatch):
+    step = registry.resolve_step("step12")
+    from cudalab import includes
+    found, outside = includes.headers(step.source, step.source.read_bytes())
+    assert [path.name for path in found] == ["ptx.cuh"] and not outside
+    digest = results.source_digest(step)
+    common = tmp_path / "common"
+    common.mkdir()
+    (common / "ptx.cuh").write_bytes((includes.COMMON / "ptx.cuh").read_bytes())
+    monkeypatch.setattr(includes, "COMMON", common)
+    assert results.source_digest(step) == digest
+    (common / "mma.cuh").write_text("// another step's")
+    assert results.source_digest(step) == digest
+    (common / "ptx.cuh").write_text("// changed")
+    assert results.source_digest(step) != digest
