@@ -105,7 +105,7 @@ def compare(op: Op, problem: Problem, inputs: Mapping, outputs: Mapping, *, exac
 
 def judge(op: Op, problem: Problem, error: Error, *, exact: bool, peer_error: Error | None = None, slack: float = 0.0) -> Verdict:
     """The verdict on an error that was measured.  slack: what is added to the bounds."""
-    u = op.unit(problem)
+    u = 0.0 if exact else op.unit(problem)
     root = float(op.depth(problem)) ** 0.5
     bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * u * root, RMS_BOUND * u * root)
     if peer_error is not None and not exact:

@@ -101,7 +101,7 @@ def row(one: Counted, device: Device) -> dict:
                 checks=[dict(inputs=v.kind, passed=v.passed, error=finite(v.error), bound=v.bound, reason=v.reason) for v in one.verdicts],
                 level="PTX", counters=total, derived=derived(total), mix=one.counters.mix(),
                 roofline=dict(device=device.name, limits=[dict(limit=d.name, work=d.work, unit=d.unit, roof_per_s=d.roof, share=d.share)
-                                                          for d in roofline.demands(total, device)]))
+                                                          for d in roofline.demands(total, device, plan.problem.dtype)]))
 
 
 def finite(value: float) -> float | None:
@@ -152,7 +152,7 @@ def text(one: Counted, device: Device) -> str:
     lines.append(fold(f"  {'mix, warps':<15}{mix}", " " * 17))
     but = joined(one)
     lines += [fold(f"  {'but':<15}{words}", " " * 17) for words in but]
-    return "\n".join([*lines, "", roof_text(total, device, bool(but))])
+    return "\n".join([*lines, "", roof_text(total, device, bool(but), one.plan.problem.dtype)])
 
 
 def brief(one: Counted) -> str:
@@ -195,24 +195,25 @@ def _counted(total: Mapping, more: Mapping):
                     f"{_bytes(more['sector_bytes'])} of sectors, {_bytes(total['dram_bytes'])} of DRAM at least")
 
 
-def roof_text(total: Mapping, device: Device, but: bool = False) -> str:
-    """Where the counted work stands on a device's roofline.  but: ptxas makes something else of the accesses."""
-    found = roofline.demands(total, device)
+def roof_text(total: Mapping, device: Device, but: bool = False, dtype: str = "f32") -> str:
+    """Where the counted work stands on a device's roofline.  but: ptxas makes something else of the accesses.  dtype: of the elements."""
+    found = roofline.demands(total, device, dtype)
     lines = [(d.name, f"{_short(d.work)} {d.unit}s", f"{_short(d.roof)} {d.unit}s a second", f"{d.share:.0%}") for d in found]
     text = [f"roofline   {device.name}, by counted work", "",
             table(lines, ("limit", "counted", "the device at most", "of the busiest"), left=(0,))]
     limits = {d.name: d for d in found}
-    if total["flops_f32"] and total["dram_bytes"]:
-        peak, intensity = limits["fp32"].roof, total["flops_f32"] / total["dram_bytes"]
-        ridge, reach = peak / limits["dram"].roof, limits["fp32"].share
-        text += ["", fold(f"intensity  {intensity:.1f} FP32 FLOP a byte of DRAM at most; the ridge is at {ridge:.1f}: the roofline there is "
-                          f"{_short(min(1.0, intensity / ridge) * peak)} FLOP/s", " " * 11)]
-        if found[0].name not in ("fp32", "dram"):
-            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {_short(reach * peak)} FLOP/s, {reach:.0%} "
-                             f"of the FP32 roof" + ("; see 'but' above" if but else ""), " " * 11))
-    other = sum(total[f"flops_{kind}"] for kind in ("f16", "f64", "tensor"))
-    if other:
-        text += [f"           {_short(other)} FLOP are not FP32: no roof stands here for them."]
+    arithmetic = max((d for d in found if d.unit == "FLOP"), key=lambda d: d.share)
+    if arithmetic.work and total["dram_bytes"]:
+        name, peak, intensity = arithmetic.name.upper(), arithmetic.roof, arithmetic.work / total["dram_bytes"]
+        ridge, reach = peak / limits["dram"].roof, arithmetic.share
+        text += ["", fold(f"intensity  {intensity:.1f} {name} FLOP a byte of DRAM at most; the ridge is at {ridge:.1f}: the roofline there "
+                          f"is {_short(min(1.0, intensity / ridge) * peak)} FLOP/s", " " * 11)]
+        if found[0].name not in (arithmetic.name, "dram"):
+            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {_short(reach * peak)} FLOP/s, "
+                             f"{reach:.0%} of the {name} roof" + ("; see 'but' above" if but else ""), " " * 11))
+    counted = sum(total[f"flops_{kind}"] for kind in ("f16", "f32", "f64", "tensor"))
+    if other := counted - sum(d.work for d in found if d.unit == "FLOP"):
+        text += [f"           {_short(other)} FLOP are of a type without a roof here."]
     return "\n".join(text)
 
 
@@ -222,7 +223,7 @@ def rows_text(found: list[Counted], device: Device) -> str:
     for one in found:
         total = one.counters.total()
         more, reasons = derived(total), [v.reason for v in one.verdicts if not v]
-        busiest = roofline.demands(total, device)[0].name
+        busiest = roofline.demands(total, device, one.plan.problem.dtype)[0].name
         lines.append((one.plan.step.path, problem_text(one.plan.problem), "right" if one else "WRONG", _short(total["warp_instructions"]),
                       _ratio(more["sectors_per_request"]), _short(more["shared_excess"]), _short(total["divergent_branches"]),
                       _ratio(more["intensity_sectors"]), busiest, (reasons or [""])[0]))

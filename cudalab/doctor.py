@@ -1,13 +1,11 @@
 """What this machine has of what the lab can use, and how to get what is missing.  Looks, never raises."""
 
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from cudalab.errors import LabError
-from cudalab.installed import NVRTC, cure, versions
+from cudalab.installed import NVRTC, cure, program, versions
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def examine() -> list[Finding]:
         ("NVML", _nvml, "pip install nvidia-ml-py", "clock, power and temperature beside the times"),
         ("matplotlib", lambda: _distribution("matplotlib"), 'pip install -e ".[plot]"', "results --plot"),
         ("CUPTI", _cupti, 'pip install -e ".[trace]"  (in an environment of CUDA 13)', "trace, in full"),
-        ("ncu", lambda: _program("ncu"), "sudo apt install nsight-compute  (or developer.nvidia.com/nsight-compute)", "profiling"),
+        ("ncu", lambda: _program("ncu"), "sudo apt install nsight-compute  (or developer.nvidia.com/nsight-compute)", "roofline by hardware counters"),
         ("compute-sanitizer", lambda: _program("compute-sanitizer"),
          "sudo apt install cuda-sanitizer-13-0  (NVIDIA's package repository; also in every CUDA toolkit)", "python -m pytest -m gpu"),
     )]
@@ -168,9 +166,7 @@ def _distribution(name: str) -> str:
 
 
 def _program(name: str) -> str:
-    homes = (("/usr/local", "cuda*/bin"), ("/usr/local", "cuda*/compute-sanitizer"), ("/opt/nvidia/nsight-compute", "*"))
-    places = [str(place) for home, pattern in homes for place in sorted(Path(home).glob(pattern), reverse=True)]
-    found = shutil.which(name) or shutil.which(name, path=":".join(places))
+    found = program(name)
     if not found:
         raise Missing("neither on PATH nor in a toolkit's folder")
-    return found
+    return str(found)

@@ -138,6 +138,14 @@ class Gpu:
         enqueue.kept = kept
         return enqueue
 
+    def launches(self, plan: Plan) -> list["Prepared"]:
+        """The plan's launches, compiled and ready to be enqueued on any stream with any buffers; for plans that only launch."""
+        built = build(plan, self.target)
+        verify(built, plan)
+        module = self._load(built)
+        return [Prepared(self, module, built.kernels[launch.entry], launch, f"{plan.step.path} ({launch.entry})")
+                for launch in plan.launches]
+
     def capture(self, enqueue: Callable[[], None], times: int, what: str) -> Callable[[], None]:
         """A call that launches a CUDA graph of `times` repetitions of a prepared call, recorded here without running anything.
 
@@ -189,6 +197,15 @@ class Gpu:
     # -- preparing single calls; each gives a zero-argument call that returns the driver's (status, …)
 
     def _launch(self, module, kernel, launch: Launch, buffers: Mapping, label: str) -> Callable:
+        config, function = self._configured(module, kernel, launch, label)
+        config.hStream = self._driver.CUstream(self.stream.ptr)
+        values = [self._encode(a, buffers[a.name], label) if isinstance(a, TensorMap) else _argument(a, buffers) for a in launch.args]
+        addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
+        call = functools.partial(self._driver.cuLaunchKernelEx, config, function, ctypes.addressof(addresses), 0)
+        return _keep(call, values, addresses)
+
+    def _configured(self, module, kernel, launch: Launch, label: str):
+        """A CUlaunchConfig without a stream, and the function, allowed the shared memory and the cluster that the launch takes."""
         driver = self._driver
         status, function = driver.cuModuleGetFunction(module, kernel.symbol.encode())
         self._check(status, label)
@@ -197,7 +214,6 @@ class Gpu:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid  # the driver counts blocks, with a cluster too
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.smem
-        config.hStream = driver.CUstream(self.stream.ptr)
         attributes = []
         if launch.cluster:
             if math.prod(launch.cluster) > PORTABLE_CLUSTER:
@@ -215,10 +231,7 @@ class Gpu:
         if attributes:
             config.attrs = attributes
         config.numAttrs = len(attributes)
-        values = [self._encode(a, buffers[a.name], label) if isinstance(a, TensorMap) else _argument(a, buffers) for a in launch.args]
-        addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
-        call = functools.partial(driver.cuLaunchKernelEx, config, function, ctypes.addressof(addresses), 0)
-        return _keep(call, values, addresses)
+        return config, function
 
     def _encode(self, tensor_map: TensorMap, array, label: str):
         """The 128 bytes of a CUtensorMap.  CUDA Driver API, "Tensor Map Object Management: cuTensorMapEncodeTiled"."""
@@ -278,6 +291,28 @@ class Gpu:
         if name in STICKY:
             self._lose(label, name)
         raise BadLaunch(f"{label}: the driver refuses it: {name}")
+
+
+class Prepared:
+    """A launch that goes to any stream with any buffers: what the library's functions enqueue.  Not for tensor maps."""
+
+    def __init__(self, gpu: Gpu, module, kernel, launch: Launch, label: str):
+        self._gpu, self._label = gpu, label
+        self._config, self._function = gpu._configured(module, kernel, launch, label)
+        self._names = [getattr(argument, "name", None) for argument in launch.args]
+        self._values = [ctypes.c_void_p() if name else C_TYPES[argument.dtype](argument.value)
+                        for name, argument in zip(self._names, launch.args)]
+        self._addresses = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
+
+    def enqueue(self, stream: int, pointers: Mapping[str, int]) -> None:
+        """Enqueue on the stream with that address; pointers: buffer name -> address.  The driver copies the arguments before it returns."""
+        for name, value in zip(self._names, self._values):
+            if name:
+                value.value = pointers[name]
+        driver = self._gpu._driver
+        self._config.hStream = driver.CUstream(stream)
+        status, = driver.cuLaunchKernelEx(self._config, self._function, ctypes.addressof(self._addresses), 0)
+        self._gpu._check(status, self._label)
 
 
 def backend(name: str | None = None, **emulated):

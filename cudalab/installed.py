@@ -1,9 +1,11 @@
-"""Which distributions are installed, read from the names of their metadata folders.
+"""Which distributions are installed, read from the names of their metadata folders, and where NVIDIA's programs lie.
 
-`importlib.metadata` says the same, but importing it costs 80 ms, more than all else that a build taken from the cache needs.
+`importlib.metadata` says the same of the first, but importing it costs 80 ms, more than all else that a build taken from the cache needs.
 """
 
+import os
 import re
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -34,3 +36,11 @@ def cure(gpu: bool = False) -> str:
     else:
         extra = "cpu"
     return f'pip install -e ".[{extra}]"'
+
+
+def program(name: str) -> Path | None:
+    """A program of NVIDIA's tools: on PATH, or in a toolkit's folder; None where there is none."""
+    homes = (("/usr/local", "cuda*/bin"), ("/usr/local", "cuda*/compute-sanitizer"), ("/opt/nvidia/nsight-compute", "*"))
+    places = [str(place) for home, pattern in homes for place in sorted(Path(home).glob(pattern), reverse=True)]
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(places))
+    return Path(found) if found else None

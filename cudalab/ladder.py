@@ -20,8 +20,13 @@ EMPTY = types.MappingProxyType({})
 LARGE_FLOPS = 1e10  # from here on a shape counts as large in the geometric mean
 
 
+def usual(op: Op) -> tuple[str, str | None]:
+    """The kind (dtype, variant) that an op is shown in where none is named."""
+    return op.dtypes[0], op.variants[0]
+
+
 def kinds(op: Op, device: str, rows: Iterable[Mapping]) -> list[tuple[str, str | None]]:
-    """The kinds (dtype, variant) of the op that were measured on the device, in the op's order."""
+    """The kinds of the op that were measured on the device, in the op's order."""
     found = {(row["dtype"], row["variant"]) for row in rows if (row["op"], row["device"]) == (op.name, device)}
     return [kind for kind in itertools.product(op.dtypes, op.variants) if kind in found]
 
@@ -29,10 +34,6 @@ def kinds(op: Op, device: str, rows: Iterable[Mapping]) -> list[tuple[str, str |
 def picture(op: Op, device: str, kind: tuple[str, str | None]) -> str:
     """The name of a ladder's picture, without a suffix."""
     return "-".join([op.name, *([] if kind == usual(op) else filter(None, kind)), slug(device)])
-
-
-def usual(op: Op) -> tuple[str, str | None]:
-    return op.dtypes[0], op.variants[0]
 
 
 def at_first_shape(op: Op, device: str, rows: Iterable[Mapping],
@@ -58,8 +59,8 @@ def best_by_shape(op: Op, device: str, rows: Iterable[Mapping],
     return best
 
 
-def beside_first_peer(op: Op, by_peer: Mapping[str, Mapping]) -> Mapping:
-    """The row that speaks for a step: the one beside the op's first peer, or any."""
+def headline(op: Op, by_peer: Mapping[str, Mapping]) -> Mapping:
+    """The row beside the op's first peer, or beside whatever was there."""
     return next((by_peer[peer] for peer in op.peers if peer in by_peer), None) or next(iter(by_peer.values()))
 
 
@@ -84,25 +85,34 @@ def tables(rows: Sequence[Mapping], pictures: Path | None = None, studies: Mappi
     for part in parts.PARTS:
         for op in part.ops:
             for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
-                sections += _of_op(op, device, rows, pictures)
+                for kind in kinds(op, device, rows):
+                    sections += _of_op(op, device, rows, pictures, kind)
         for study in getattr(part, "studies", ()):
             sections += [_study(study, device, found, pictures) for (name, device), found in studies.items() if name == study.name]
     return "\n\n".join(sections)
 
 
-def _of_op(op: Op, device: str, rows: Sequence[Mapping], pictures: Path | None) -> list[str]:
-    sections = []
-    for kind in kinds(op, device, rows):
-        drawn = f"{picture(op, device, kind)}.svg"
-        ladder, best = at_first_shape(op, device, rows, kind), best_by_shape(op, device, rows, kind)
-        if ladder and pictures and (pictures / drawn).exists():
-            sections.append(f"![{_name(op, kind)}: every step beside its peers on {device}]({pictures.name}/{drawn})\n\n"
-                            f"`python cli.py results --plot`")
-        if ladder:
-            sections.append(_ladder(op, device, ladder, kind))
-        if best:
-            sections.append(_best(op, device, best, kind))
+def _of_op(op: Op, device: str, rows: Sequence[Mapping], pictures: Path | None, kind: tuple[str, str | None]) -> list[str]:
+    sections, ladder, best = [], at_first_shape(op, device, rows, kind), best_by_shape(op, device, rows, kind)
+    drawn = f"{picture(op, device, kind)}.svg"
+    if ladder and pictures and (pictures / drawn).exists():
+        name = " ".join([op.name, *kind_words(*kind)])
+        sections.append(f"![{name}: every step beside its peers on {device}]({pictures.name}/{drawn})\n\n`python cli.py results --plot`")
+    if ladder:
+        sections.append(_ladder(op, device, ladder, kind))
+    if best:
+        sections.append(_best(op, device, best, kind))
     return sections
+
+
+def _options(op: Op, kind: tuple[str, str | None]) -> str:
+    """What the command needs to measure this kind."""
+    words = zip(("--dtype", "--variant"), kind, usual(op))
+    return "".join(f" {option} {name}" for option, name, default in words if name != default)
+
+
+def _said(kind: tuple[str, str | None]) -> str:
+    return "".join(f", {word}" for word in kind_words(*kind))
 
 
 def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | None) -> str:
@@ -120,47 +130,30 @@ def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | 
     return "\n\n".join([*lines, f"`python cli.py study {study.name} --save rows.jsonl && {after}`"])
 
 
-def _name(op: Op, kind: tuple[str, str | None]) -> str:
-    return " ".join([op.name, *kind_words(*kind)])
-
-
-def _options(op: Op, kind: tuple[str, str | None]) -> str:
-    """What the command needs to measure this kind."""
-    words = zip(("--dtype", "--variant"), kind, usual(op))
-    return "".join(f" {option} {name}" for option, name, default in words if name != default)
-
-
-def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]], kind) -> str:
+def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]], kind: tuple[str, str | None]) -> str:
     titles = {step.id: step.header[0] for step in op.steps}
     peers = [peer for peer in op.peers if all(peer in by_peer for by_peer in ladder.values())] or op.peers
-    lines = []
-    for step, by_peer in ladder.items():
-        row = beside_first_peer(op, by_peer)
-        lines.append((f"`{step}`", titles[step], report.time_text(row["time_s"]), report.rate_text(row), report.share_text(row),
-                      *_ratios(peers, by_peer)))
+    rows = [headline(op, by_peer) for by_peer in ladder.values()]
+    unit, rates = report.rate_column(rows)
+    lines = [(f"`{step}`", titles[step], report.time_text(row["time_s"]), rate, report.share_text(row), *_ratios(peers, by_peer))
+             for (step, by_peer), row, rate in zip(ladder.items(), rows, rates)]
     head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}{_said(kind)}, every step "
             f"(a ratio above 1 is faster than the library):")
-    table = _markdown(lines, ("step", "idea", "time", report.rate_unit(op.name), "share of the roof", *(f"× {peer}" for peer in peers)),
-                      text=2)
+    table = _markdown(lines, ("step", "idea", "time", unit, "share of the roof", *(f"× {peer}" for peer in peers)), text=2)
     shape = "x".join(map(str, op.shapes["bench"][0].values()))
     return f"{head}\n\n{table}\n\n`python cli.py bench {op.name} --shape {shape}{_options(op, kind)} --save rows.jsonl && {_AFTER}`"
 
 
-def _said(kind: tuple[str, str | None]) -> str:
-    return "".join(f", {word}" for word in kind_words(*kind))
-
-
-def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind) -> str:
+def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind: tuple[str, str | None]) -> str:
+    rows = [headline(op, by_peer) for by_peer in best]
     peers = list(dict.fromkeys([*op.peers, *sorted(peer for by_peer in best for peer in by_peer if peer)]))  # those of users' files, too
-    lines, unit, first = [], report.rate_unit(op.name), peers[:1]
-    for by_peer in best:
-        row = beside_first_peer(op, by_peer)
-        lines.append((report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), report.rate_text(row),
-                      report.share_text(row), *(report.rate_text(by_peer.get(peer, {}), "peer_time_s") for peer in first),
-                      *_ratios(peers, by_peer)))
+    unit, rates = report.rate_column(rows)
+    _, theirs = report.rate_column([by_peer.get(peers[0], row) if peers else row for by_peer, row in zip(best, rows)], "peer_time_s")
+    peer = [f"{peers[0]} {unit}"] if peers else []
+    lines = [(report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), rate, report.share_text(row),
+              *([its] if peer else []), *_ratios(peers, by_peer)) for by_peer, row, rate, its in zip(best, rows, rates, theirs)]
     head = f"`{op.name}` on {device}{_said(kind)}, the fastest step at each shape ({'×'.join(op.dims)}):"
-    table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *(f"{peer} {unit}" for peer in first),
-                              *(f"× {peer}" for peer in peers)), text=2)
+    table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *peer, *(f"× {peer}" for peer in peers)), text=2)
     said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in peers)))
     return f"{head}\n\n{table}{said}\n\n`python cli.py bench {op.name} --all-shapes{_options(op, kind)} --save rows.jsonl && {_AFTER}`"
 

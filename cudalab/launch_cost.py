@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 BATCHES, WARM = 15, 3
+BATCH_S = 20e-3  # a batch of long kernels has fewer calls, but never fewer than LEAST
+LEAST = 4
 PENDING = 400  # calls that one batch queues: fewer than what the driver's queue holds, so that the host never waits for the device
 
 
@@ -20,9 +22,17 @@ class LaunchCost:
 
 
 def launch_cost(gpu, call: Callable[[], None], what: str, calls: int = PENDING) -> LaunchCost:
-    """What a prepared call (of `gpu.prepare`, `gpu.capture` or a peer) costs when nothing holds the stream; `calls` of it make a batch."""
+    """What a prepared call (of `gpu.prepare`, `gpu.capture` or a peer) costs when nothing holds the stream; a batch has at most `calls`."""
     import cupy
     host, stream, alone = [], [], []
+    for _ in range(2):  # the first one warms up
+        gpu.synchronize(what)
+        with gpu.stream:
+            began = time.perf_counter()
+            call()
+            gpu.synchronize(what)
+            once_s = time.perf_counter() - began
+    calls = min(calls, max(LEAST, int(BATCH_S / once_s)))
     for _ in range(WARM + BATCHES):
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         gpu.synchronize(what)

@@ -17,7 +17,7 @@ import numpy as np
 
 from cudalab import check, nvrtc, results, roofline
 from cudalab.devices import Device
-from cudalab.dtypes import device_dtype, finite, is_float
+from cudalab.dtypes import bits, device_dtype, finite, is_float, numpy_dtype
 from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.hold import Hold
 from cudalab.nvml import Monitor
@@ -29,6 +29,7 @@ PROTOCOLS = ("steady", "sustained")
 PAIRS = 16  # batches of each arm: eight times A B B A
 BATCH_S = 1e-3  # a batch lasts at least this long, unless QUEUE forbids it
 QUEUE = 400  # launches that are queued at once: the driver's queue holds about a thousand, and a full one would wait for the held stream
+GRAPH_LAUNCHES = 4  # as so many launches the launch of a graph counts there
 SUSTAINED_S, SUSTAINED_BATCH_S = 2.0, 10e-3
 RAMP = 0.25  # the share of a sustained arm's start that is dropped, while clocks and power settle
 COLD = 3  # rotating sets together hold more than this many times L2
@@ -200,10 +201,8 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                if self.inputs is None:
-                    drawn = check.draw(self.op, problem, self.op.kinds[0], rng)
-                else:
-                    drawn = {n: cupy.asarray(a.view(device_dtype(self.tensors[n].dtype))) for n, a in self.inputs.items()}
+                given, kind = self.inputs, self.op.kinds[0]
+                drawn = check.draw(self.op, problem, kind, rng) if given is None else {n: self._placed(n, a) for n, a in given.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -211,7 +210,7 @@ class _Bench:
         """The plan timed by itself, by stream or (graph > 0) that many times in a CUDA graph."""
         if graph:
             what = self.plan.step.path
-            self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], 1)
+            self.ours = Arm(what, [self.gpu.capture(call, graph, what) for call in self.ours.calls], GRAPH_LAUNCHES)
         for buffers in self.sets:
             self.gpu.poison(self.tensors.values(), buffers, ("out",))
         pairs, clocks = self._sustained(None) if self.protocol == "sustained" else self._steady(None)
@@ -221,13 +220,23 @@ class _Bench:
         own = {n: last[n].get() for n, t in self.plan.tensors.items() if t.role == "out" and n not in self.op.outputs}
         return Timing(summary.time_s / (graph or 1), summary.time_iqr_s / (graph or 1), statistics.median(clocks), own, **electric)
 
+    def _placed(self, name: str, array: np.ndarray):
+        """A given input on the device; its bits, for CuPy knows not every type."""
+        import cupy
+        dtype = self.tensors[name].dtype
+        return cupy.asarray(bits(np.ascontiguousarray(array, numpy_dtype(dtype)))).view(device_dtype(dtype))
+
     def against(self, peer: Peer | None) -> dict | None:
         """A row of this step against the peer; None (and a line that says why) where the peer computes something else."""
         gpu, problem = self.gpu, self.plan.problem
         theirs, peer_error = None, None
         if peer is not None:
-            with gpu.stream:
-                theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            try:
+                with gpu.stream:
+                    theirs = Arm(peer.name, [peer.prepare(problem, buffers, gpu.stream) for buffers in self.peer_sets], 1)
+            except LabError as error:
+                self.say(f"peer {peer.name} is left out at {problem}: {error}")
+                return None
         if peer is not None and peer.computes:
             gpu.poison(self.tensors.values(), self.peer_sets[0], ("out",))
             self._run_once(theirs, 0)
@@ -394,11 +403,11 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
         versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
-    roof, share = roofline.share(op, problem, device, summary.time_s)
+    roof, share, measured = roofline.share(op, problem, device, summary.time_s, protocol)
     return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
-                roof=roof, roof_share=share, peer_time_s=summary.peer_time_s, peer_time_iqr_s=summary.peer_time_iqr_s,
-                ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
+                roof=roof, roof_share=share, roof_measured=measured, peer_time_s=summary.peer_time_s,
+                peer_time_iqr_s=summary.peer_time_iqr_s, ratio=summary.ratio, ratio_iqr=summary.ratio_iqr,
                 error=error, peer_error=peer_error, peer_note=peer_note, config=dict(plan.config), seed=seed,
                 source_digest=results.source_digest(step), sm_clock_mhz=sm_clock_mhz, power_w=power_w, temperature_c=temperature_c,
                 throttle=throttle, versions=versions, date=results.now())

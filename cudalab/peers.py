@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cudalab import cublaslt
+from cudalab import cublaslt, traffic
 from cudalab.errors import LabError, UnknownName
 from cudalab.installed import cure
 from cudalab.problem import Problem
@@ -22,7 +22,7 @@ from cudalab.problem import Problem
 class Peer:
     """prepare(problem, buffers: tensor name -> CuPy array, stream) -> a call that enqueues the work; it may have an attribute `note` (what
     was chosen).  missing() -> None, or why it cannot run and what installs it.  version() -> text.  ops: names, empty for any.
-    computes: False for what only moves the bytes, a roof measured in the same run: its result is not looked at."""
+    prepare raises LabError for a problem that it cannot do.  computes: False for what only moves the bytes, a roof measured in the same run: its result is not looked at."""
 
     name: str
     title: str
@@ -140,4 +140,10 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in (
     Peer("cublaslt", f"the fastest of cublasLt's first {cublaslt.CANDIDATES} heuristics, float32 sums, TF32 off in FP32",
          ("sgemm", "tcgemm", "fp8gemm"), cublaslt.matmul, _cublaslt_missing, _cublaslt_version),
     Peer("cupy_add", "CuPy's add(out=)", ("vecadd",), _cupy_add, _cupy_missing, _cupy_version),
+    Peer("copy", "a copy of the same bytes within the device", ("softmax", "rmsnorm", "layernorm"),
+         traffic.copy, traffic.missing, traffic.version, computes=False),
+    Peer("read", "one pass over the same bytes that only reads them", ("reduce", "argmax", "axis"),
+         traffic.read, traffic.missing, traffic.version, computes=False),
+    Peer("cupy", "CuPy's own function, whose sums go through CUB", ("reduce", "argmax", "axis", "softmax"),
+         traffic.cupy_function, traffic.missing, traffic.version),
 )}

@@ -18,7 +18,7 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
 
     Raises MissingTool without matplotlib, BadResults if there is nothing to draw or the folder cannot be written.
     """
-    rc_context, Figure = _matplotlib()
+    rc_context, Figure = matplotlib()
     files = []
     for op in registry.ops().values():
         for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
@@ -39,16 +39,21 @@ def require(study: Study, file: Path) -> None:
     """Raise LabError for a study without a picture or a file that is not .svg or .png, MissingTool without matplotlib."""
     if study.plot is None:
         raise LabError(f"{study.name} has no picture: its table is all there is")
+    require_file(file)
+
+
+def require_file(file: Path) -> None:
+    """Raise LabError for a file that is not .svg or .png, MissingTool without matplotlib."""
     if file.suffix not in (".svg", ".png"):
         raise LabError(f"'{file}' is not a picture: name a file that ends in .svg or .png")
-    _matplotlib()
+    matplotlib()
 
 
 def draw_study(study: Study, rows: Sequence[Mapping], file: Path) -> Path:
     """The study's picture in `file`, .svg or .png.  Raises as `require` does, and BadResults if the file cannot be written."""
     require(study, file)
-    with _matplotlib()[0](RC):
-        _write(_study_figure(study, rows), file)
+    with matplotlib()[0](RC):
+        write(_study_figure(study, rows), file)
     return file
 
 
@@ -58,13 +63,13 @@ def draw_studies(kept: Mapping[tuple[str, str], Sequence[Mapping]], folder: Path
     for (name, device), rows in kept.items():
         study = registry.studies().get(name)
         if study and study.plot:
-            with _matplotlib()[0](RC):
+            with matplotlib()[0](RC):
                 files += _save(_study_figure(study, rows), folder, f"{study.file_stem}-{slug(device)}")
     return files
 
 
 def _study_figure(study: Study, rows: Sequence[Mapping]):
-    figure = _matplotlib()[1](figsize=(8, 4.6), layout="constrained")
+    figure = matplotlib()[1](figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     study.plot(axes, rows)
@@ -72,7 +77,8 @@ def _study_figure(study: Study, rows: Sequence[Mapping]):
     return figure
 
 
-def _matplotlib():
+def matplotlib():
+    """matplotlib's rc_context and Figure.  Raises MissingTool."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -84,11 +90,12 @@ def _matplotlib():
 def _save(figure, folder: Path, stem: str) -> list[Path]:
     files = [folder / f"{stem}.{suffix}" for suffix in ("svg", "png")]
     for file in files:
-        _write(figure, file)
+        write(figure, file)
     return files
 
 
-def _write(figure, file: Path) -> None:
+def write(figure, file: Path) -> None:
+    """Save a figure.  Raises BadResults if the file cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # no date inside: the same rows give the same file
@@ -98,20 +105,20 @@ def _write(figure, file: Path) -> None:
 
 
 def _bars(axes, op, device: str, steps: Mapping[str, Mapping[str, Mapping]]) -> None:
-    rows = [ladder.beside_first_peer(op, by_peer) for by_peer in steps.values()]
-    amount, scale = (op.rate, 1e9 if op.rate == "bytes" else 1e12)
-    rates = [row[amount] / row["time_s"] / scale for row in rows]
+    rows = [ladder.headline(op, by_peer) for by_peer in steps.values()]
+    rates, unit = [report.rate(row) for row in rows], report.rate_unit(rows[0])
     axes.barh(list(steps), rates, color=[BEST if rate == max(rates) else BAR for rate in rates], height=0.7)
     for place, row in enumerate(rows):  # figures in a column of their own, where no line crosses them
         axes.text(1.06, place, report.rate_text(row), transform=axes.get_yaxis_transform(), va="center", ha="right")
     axes.invert_yaxis()
     for peer, (colour, dashes) in zip(op.peers, itertools.cycle(LINES)):
-        times = [by_peer[peer]["peer_time_s"] for by_peer in steps.values() if peer in by_peer and by_peer[peer]["peer_time_s"]]
-        if times:
-            rate = rows[0][amount] / sorted(times)[len(times) // 2] / scale  # the median of the peer's own measurements
-            axes.axvline(rate, color=colour, linewidth=1.5, linestyle=dashes, label=f"{peer} {rate:.{0 if op.rate == 'bytes' else 1}f}")
+        theirs = [report.rate(by_peer[peer], "peer_time_s") for by_peer in steps.values() if peer in by_peer]
+        theirs = sorted(filter(None, theirs))
+        if theirs:
+            rate = theirs[(len(theirs) - 1) // 2]  # the median of the peer's own measurements
+            axes.axvline(rate, color=colour, linewidth=1.5, linestyle=dashes, label=f"{peer} {report.number_text(rate, unit)}")
     axes.set_title(f"{op.name} {report.case_text(rows[0])} on {device}", loc="left")
-    axes.set_xlabel(report.rate_unit(op.name))
+    axes.set_xlabel(unit)
     axes.margins(x=0.05, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

@@ -60,21 +60,35 @@ def problem_text(problem: Problem) -> str:
     return case_text(dict(shape=problem, dtype=problem.dtype, variant=problem.variant))
 
 
-def rate_unit(op: str) -> str:
-    """What an op's speed is given in, by its name; one that is no longer there counted operations."""
-    from cudalab.registry import ops
-    return "GB/s" if op in ops() and ops()[op].rate == "bytes" else "TFLOP/s"
+def rate_unit(row: Mapping) -> str:
+    """What a row's speed is counted in: bytes where memory is its roof."""
+    return "TB/s" if row.get("roof") == "dram" else "TFLOP/s"
+
+
+def rate(row: Mapping, time: str = "time_s") -> float | None:
+    """A row's speed in its unit (time: of ours, or "peer_time_s"); None where there is no such time."""
+    if not row.get(time):
+        return None
+    return row["bytes" if rate_unit(row) == "TB/s" else "flops"] / row[time] / 1e12
 
 
 def rate_text(row: Mapping, time: str = "time_s") -> str:
-    """The rate of a row in its op's unit (time: of ours, or "peer_time_s")."""
-    if not row.get(time):
-        return "-"
-    if rate_unit(row["op"]) == "GB/s":
-        rate = row["bytes"] / row[time] / 1e9
-        return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
-    rate = row["flops"] / row[time] / 1e12
-    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+    value = rate(row, time)
+    return "-" if value is None else number_text(value, rate_unit(row))
+
+
+def number_text(value: float, unit: str) -> str:
+    """A speed without its unit: 51.3 of TFLOP/s, 4.384 of TB/s."""
+    return f"{value:.3f}" if unit == "TB/s" and value >= 0.1 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def rate_column(rows: Iterable[Mapping], time: str = "time_s") -> tuple[str, list[str]]:
+    """Heading and cells of a column of speeds; the unit stands in the cells where it differs between them."""
+    rows = list(rows)
+    units = list(dict.fromkeys(map(rate_unit, rows)))
+    if len(units) == 1:
+        return units[0], [rate_text(row, time) for row in rows]
+    return "rate", [f"{rate_text(row, time)} {rate_unit(row)}" for row in rows]
 
 
 def bytes_text(count: float) -> str:
@@ -147,12 +161,10 @@ def measured(rows: Iterable[Mapping]) -> str:
     """The table of measured rows: ours beside the peer, with the share of the roof; the protocol where it is not always steady."""
     rows = list(rows)
     more = ("protocol",) if any(r["protocol"] != "steady" for r in rows) else ()
-    units = list(dict.fromkeys(rate_unit(r["op"]) for r in rows))
-    behind = [f" {rate_unit(r['op'])}" if len(units) > 1 else "" for r in rows]
-    lines = [(f"{r['op']}/{r['step']}", case_text(r), rate_text(r) + unit, share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
+    unit, rates = rate_column(rows)
+    lines = [(f"{r['op']}/{r['step']}", case_text(r), speed, share_text(r), ratio_text(r["ratio"]), r["peer"] or "-",
               time_text(r["time_s"]), time_text(r["peer_time_s"]) if r["peer_time_s"] else "-", *(r[name] for name in more))
-             for r, unit in zip(rows, behind)]
-    unit = units[0] if len(units) == 1 else "rate"
+             for r, speed in zip(rows, rates)]
     return table(lines, ("step", "shape", unit, "roof", "ratio", "to", "time", "its time", *more), left=(0, 1, 3, 5, 8))
 
 
@@ -186,7 +198,8 @@ def compiled(plan: Plan, target: str) -> dict:
     title, prose = plan.step.header
     return dict(op=plan.step.op.name, step=plan.step.id, title=title, prose=prose, shape=dict(plan.problem), dtype=plan.problem.dtype,
                 variant=plan.problem.variant, config=dict(plan.config),
-                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables}, capabilities=plan.step.capabilities(plan.problem), target=target,
+                tunables={name: list(plan.step.tune.get(name, ())) for name in plan.step.tunables},
+                capabilities=plan.step.capabilities(plan.problem), target=target,
                 buffers=[dict(name=t.name, shape=list(t.shape), dtype=t.dtype, role=t.role, bytes=t.nbytes) for t in plan.tensors.values()],
                 actions=[_action(a, built, target) for a in plan.actions], folder=str(built.folder), cached=built.cached,
                 seconds=built.seconds)

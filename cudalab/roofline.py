@@ -1,7 +1,7 @@
 """What a device could do at most, and how near to it a measurement came.
 
-A roof is measured, where `results/` holds the study roofline/roofs of the device, and the architecture's own figure where it does not: lanes
-or tensor cores times clock, memory clock times bus width.  A measured roof is what a kernel that does nothing else reaches, under the
+A roof is measured where `results/` holds the study roofline/roofs of the device; where it does not, it is the architecture's own figure:
+lanes or tensor cores times clock, memory clock times bus width.  A measured roof is what a kernel that does nothing else reaches, under the
 same protocol and at the clock that it had there.
 """
 
@@ -58,8 +58,8 @@ def measured(device: Device, protocol: str = "steady", rows: Sequence[Mapping] |
     found = {}
     for wanted in dict.fromkeys(("steady", protocol)):
         for row in sorted((row for row in rows if row["protocol"] == wanted), key=lambda row: row["rate_per_s"]):
-            found[row["roof"]] = Roof(row["roof"], row["rate_per_s"], row["unit"], f"measured, {wanted}, by {row['through']}, {row['date'][:10]}",
-                                      row["per_cycle"], True)
+            source = f"measured, {wanted}, by {row['through']}, {row['date'][:10]}"
+            found[row["roof"]] = Roof(row["roof"], row["rate_per_s"], row["unit"], source, row["per_cycle"], True)
     return found
 
 
@@ -68,9 +68,9 @@ def roofs(device: Device, protocol: str = "steady") -> dict[str, Roof]:
     return architecture(device) | measured(device, protocol)
 
 
-def compute_roof(op: Op, problem: Problem, known: Mapping[str, Roof]) -> str:
-    """Which roof the op's arithmetic is under: FP32 lanes for what moves bytes, else the units that multiply its type of elements."""
-    name = "fp32" if op.rate == "bytes" and problem.dtype != "f64" else COMPUTE.get(problem.dtype, problem.dtype)
+def compute_roof(problem: Problem, known: Mapping[str, Roof]) -> str:
+    """Which roof the arithmetic is under: the fastest units that multiply its type of elements (what only moves bytes stays far below)."""
+    name = COMPUTE.get(problem.dtype, problem.dtype)
     return name if name in known else "fp32"
 
 
@@ -89,16 +89,16 @@ def dram_time(read: float, written: float, known: Mapping[str, Roof]) -> float:
 def floor(op: Op, problem: Problem, device: Device, protocol: str = "steady") -> tuple[str, float]:
     """Which roof bounds the op at this size, and the time in seconds below which the device cannot go."""
     known = roofs(device, protocol)
-    compute = compute_roof(op, problem, known)
+    compute = compute_roof(problem, known)
     times = {compute: op.flops(problem) / known[compute].value, "dram": dram_time(*traffic(op, problem), known)}
     name = max(times, key=times.get)
     return name, times[name]
 
 
-def share(op: Op, problem: Problem, device: Device, time_s: float, protocol: str = "steady") -> tuple[str, float]:
-    """Which roof bounds the op, and what share of it a time of `time_s` seconds reaches (1 is the roof)."""
+def share(op: Op, problem: Problem, device: Device, time_s: float, protocol: str = "steady") -> tuple[str, float, bool]:
+    """Which roof bounds the op, what share of it a time of `time_s` seconds reaches (1 is the roof), and whether it was measured."""
     name, least = floor(op, problem, device, protocol)
-    return name, least / time_s
+    return name, least / time_s, roofs(device, protocol)["dram_read" if name == "dram" else name].measured
 
 
 @dataclass(frozen=True)

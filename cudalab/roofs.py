@@ -1,15 +1,13 @@
 """The roofs of a device, measured: kernels that do one thing only, counted by the cycles and the clock that they read themselves.
 
 A roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor, cycles at start and end, nanoseconds at start
-and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the cycles from the first start to the last
-end; nothing outside of the kernel counts.  What DRAM delivers is timed from outside, as any kernel is.
+and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the cycles from the first start to the
+last end; nothing outside of the kernel counts.  What DRAM delivers is timed from outside, as any kernel is.
 """
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from cudalab import roofline
 from cudalab.devices import Device
@@ -75,11 +73,13 @@ def _timed(target: Target, gpu, protocol: str, known) -> dict:
                 temperature_c=timing.temperature_c, throttle=", ".join(timing.throttle or ()) or None)
 
 
-def rate_inside(stamps: np.ndarray, work: int) -> tuple[float, float]:
+def rate_inside(stamps, work: int) -> tuple[float, float]:
     """Operations a cycle of one multiprocessor, and the clock in Hz, from the stamps of all blocks, which share `work` evenly; medians.
 
+    stamps: an array with a row a block.
     Raises LabError for stamps that a device cannot have left, such as a clock that stood still.
     """
+    import numpy as np
     stamps = np.asarray(stamps).astype(np.int64)
     cycles, nanoseconds = stamps[:, 2] - stamps[:, 1], stamps[:, 4] - stamps[:, 3]
     if (cycles <= 0).any() or (nanoseconds <= 0).any():
@@ -104,8 +104,8 @@ def conclude(rows: Sequence[Mapping]) -> list[str]:
         own = f" of {row['architecture_per_cycle']:.4g}" if row["architecture_per_cycle"] else ""
         share = f" ({row['architecture_share']:.1%})" if row["architecture_share"] else ""
         unit = "bytes" if row["unit"] == "byte" else "operations"
-        words = f"{row['roof']} by {row['through']}: {row['per_cycle']:.4g}{own} {unit} a cycle and SM{share} at {row['sm_clock_mhz']:.0f} MHz, " \
-                f"{row['rate']}"
+        words = f"{row['roof']} by {row['through']}: {row['per_cycle']:.4g}{own} {unit} a cycle and SM{share}"
+        words += f" at {row['sm_clock_mhz']:.0f} MHz, {row['rate']}"
         if later:
             words += f"; for two seconds on end {later['rate']} at {later['sm_clock_mhz']:.0f} MHz"
             words += f" and {later['power_w']:.0f} W" if later["power_w"] else ""
@@ -119,21 +119,22 @@ def plot(axes, rows: Sequence[Mapping]) -> None:
     counted = all(row["protocol"] == "counted" for row in rows)
     names = list(dict.fromkeys((row["roof"], row["through"]) for row in rows if counted or row["architecture_share"]))
     highest = max((row["sm_clock_mhz"] or 0 for row in rows), default=0)
-    for index, (protocol, colour) in enumerate(zip(dict.fromkeys(row["protocol"] for row in rows), ("#2f6ca3", "#9fb8cf"))):
-        for place, name in enumerate(names):
-            row = next((r for r in rows if (r["roof"], r["through"]) == name and r["protocol"] == protocol), None)
-            if row is None:
-                continue
+    protocols = list(dict.fromkeys(row["protocol"] for row in rows))
+    for place, name in enumerate(names):
+        mine = [row for row in rows if (row["roof"], row["through"]) == name]
+        for row in mine:
+            index = protocols.index(row["protocol"])
             share = row["counted"] / row["expected"] if counted else row["architecture_share"]
             if not counted and not row["roof"].startswith("dram"):
                 share *= row["sm_clock_mhz"] / highest
-            at = place + (index - 0.5) * 0.4 * (not counted)
-            axes.barh(at, 100 * share, height=0.36 if not counted else 0.6, color=colour, label=protocol if place == 0 else None)
-            words = f"{row['counted']:,} {row['unit']}s" if counted else f"{row['rate']}, {row['sm_clock_mhz']:.0f} MHz"
-            axes.text(100 * share + 1, at, words, va="center", fontsize=6 if not counted else 8)
-    axes.set_yticks(range(len(names)), [f"{roof} {through}" for roof, through in names])
+            at = place + (index - (len(protocols) - 1) / 2) * 0.4
+            axes.barh(at, 100 * share, height=0.36, color=("#2f6ca3", "#9fb8cf")[index], label=row["protocol"] if place == 0 else None)
+        words = [f"{row['counted']:,} {row['unit']}s" if counted else f"{row['rate']} at {row['sm_clock_mhz']:.0f} MHz" for row in mine]
+        axes.text(108, place, ", ".join(words), va="center", fontsize=7)  # in a column of their own, where no bar reaches
+    axes.set_yticks(range(len(names)), [f"{roof} {through}" for roof, through in names], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, 135)
-    axes.set_xlabel("% of the work claimed" if counted else "% of the architecture's figure at the highest clock seen")
-    if not counted:
-        axes.legend(loc="lower right", frameon=False)
+    axes.set_xlim(0, 190)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel("% of the work claimed" if counted else "% of the architecture's figure at the highest clock seen", loc="left")
+    if len(protocols) > 1:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)

@@ -156,7 +156,6 @@ class Op:
     Both get the problem too, as `p`, if they have a parameter of that name; only its kind counts, where inputs are cut to a sample.
     depth: problem -> number of terms that one output element sums.  unit: problem -> unit roundoff of the accumulator.
     flops, bytes: problem -> floating-point operations, bytes of compulsory traffic (each input read once, each output written once).
-    rate: which of the two its speed is given in.
     samples: ways to cut the problem down to a part that NumPy can check: tensor name -> axis along which it is cut; or a function of the
     problem that gives them.  kinds: of input, see `check`; draw(tensor, problem, kind, rng) makes an input of its own kind of kind, as
     float32 of the generator's module, or gives None where the usual will do.
@@ -180,7 +179,6 @@ class Op:
     dtypes: tuple[str, ...] = ("f32",)
     variants: tuple[str | None, ...] = (None,)
     unit: Callable[[Problem], float] = lambda p: 2.0**-24
-    rate: str = "flops"
     kinds: tuple[str, ...] = ("normal", "integers")
     draw: Callable | None = None
     steps: list["Step"] = field(default_factory=list)
@@ -232,9 +230,11 @@ class Op:
              dtypes: tuple[str, ...] = (), variants: tuple[str | None, ...] = (), **tunables: int | Callable[[Problem], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
-        tunables: NAME=default, an integer or a function of the problem.  tune: NAME -> values that `tune` searches.
-        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, where that depends on the kind a
-        function of the problem; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.  dtypes, variants: those of the op that it takes, by default all.
+        tunables: NAME=default, an integer, a function of the problem, or one of problem and config for a tunable that follows from others
+        (those before it, and all that do not follow).  tune: NAME -> values that `tune` searches.
+        zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, a function of the problem
+        where that depends on the kind; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.
+        dtypes, variants: those of the op that it takes, by default all.
         """
         def register(plan):
             step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,
@@ -312,15 +312,21 @@ class Step:
         return [problem for problem in found if not self.refuses(problem)]
 
     def config(self, problem: Problem, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:
-        """The tunables for a problem.  Raises BadConfig for a name that the step does not have, or a value below 1 that it never takes."""
+        """The tunables for a problem, those that follow from others last.
+
+        Raises BadConfig for a name that the step does not have, or a value below 1 that it never takes.
+        """
         for name in overrides:
             if name not in self.tunables:
                 raise BadConfig(f"{self.path} has no tunable {name}; it has {' '.join(self.tunables) or 'none'}")
-        chosen = {name: int(v(problem)) if callable(v) else int(v) for name, v in self.tunables.items()}
-        for name, value in overrides.items():
-            if value < (name not in self.zero) and value not in (chosen[name], *self.tune.get(name, ())):
-                raise BadConfig(f"{self.path}: {name}={value} is not legal: {self._legal(name, chosen[name])}")
-        return Values(chosen | dict(overrides))
+        chosen, known = {}, {}
+        for name, value in sorted(self.tunables.items(), key=lambda item: _follows(item[1])):  # a stable sort: otherwise as declared
+            given = (problem, Values(known)) if _follows(value) else (problem,)
+            chosen[name] = int(value(*given)) if callable(value) else int(value)
+            known[name] = overrides.get(name, chosen[name])
+            if known[name] < (name not in self.zero) and known[name] not in (chosen[name], *self.tune.get(name, ())):
+                raise BadConfig(f"{self.path}: {name}={known[name]} is not legal: {self._legal(name, chosen[name])}")
+        return Values({name: known[name] for name in self.tunables})
 
     def _legal(self, name: str, default: int) -> str:
         """Values of a tunable that a person could take instead."""
@@ -348,6 +354,11 @@ class Step:
             hints = "; ".join(f"{name}={value}: {self._legal(name, default[name])}" for name, value in changed.items() if name in default)
             raise BadConfig(f"{self.path}: this configuration is not legal ({error}); {hints}") from None
         return Plan(self, problem, config, types.MappingProxyType(tensors), tuple(actions))
+
+
+def _follows(tunable) -> bool:
+    """Whether a tunable's default is a function of other tunables, too."""
+    return callable(tunable) and tunable.__code__.co_argcount == 2
 
 
 def _normalise(action, tensors: Mapping[str, Tensor], problem: Values):

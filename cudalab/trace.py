@@ -168,6 +168,11 @@ def chrome(events: Sequence[Event], about: Mapping) -> dict:
     return dict(traceEvents=found, displayTimeUnit="ns", otherData=dict(about))
 
 
+def require_writable(file: Path) -> None:
+    """Raise BadResults where the trace could not be written; leaves what is there as it is."""
+    write(file.with_name(f".{file.name}.tried"), {}).unlink()
+
+
 def write(file: Path, trace: Mapping) -> Path:
     """The Chrome trace as a file, whole or not at all.  Raises BadResults if it cannot be written."""
     temporary = file.with_name(f".{file.name}.part")

@@ -20,7 +20,6 @@ BUFFER = 8 * 2**20  # bytes that CUPTI fills before it hands them over
 FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: records that are not complete, too
 DEEPEST = 128  # frames of a stack
 NAMES = 3  # functions that are shown of one library
-OURS = str(Path(__file__).resolve().parent)
 _sink: list["Recording"] = []  # where completed buffers go; CUPTI's callbacks are the process's, so there is one
 _registered: list[bool] = []
 
@@ -169,7 +168,8 @@ def event_of(cupti, record) -> Event | None:
     if kind == kinds.MEMSET:
         return _event("memset", f"fill of {record.bytes} bytes", record, record.stream_id, dict(bytes=record.bytes))
     if kind == kinds.OVERHEAD:
-        return _event("overhead", cupti.ActivityOverheadKind(record.overhead_kind).name.lower().replace("_", " "), record, 0)
+        known = {kind.value: kind.name for kind in cupti.ActivityOverheadKind}
+        return _event("overhead", known.get(record.overhead_kind, f"kind {record.overhead_kind}").lower().replace("_", " "), record, 0)
     return None
 
 
@@ -215,10 +215,10 @@ class _Symbol(ctypes.Structure):
 
 
 def way() -> list[dict]:
-    """How the program came to CUPTI's callback, outermost first: dict(library, functions).  "python" with the functions of the Python stack
-    that are not this package's; then each library between Python and CUPTI with the functions that it exports on the way."""
+    """How the program came to CUPTI's callback, outermost first: dict(library, functions).  "python" with the innermost functions of the
+    Python stack; then each library between Python and CUPTI with the functions that it exports on the way."""
     python = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_stack()
-              if not frame.filename.startswith(OURS)]
+              if frame.filename != __file__]
     return [dict(library="python", functions=python[-NAMES:]), *below_python(native_stack())]
 
 

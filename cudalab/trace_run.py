@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from cudalab import check, trace_cupti
 from cudalab.errors import LabError, WrongResult
 from cudalab.launch_cost import LaunchCost, launch_cost
-from cudalab.spec import Plan, Step, Values
+from cudalab.problem import Problem
+from cudalab.spec import Plan, Step
 from cudalab.trace import Event, inside, summary
 
 CALLS = 20  # that are queued without waiting, and that one graph holds
@@ -28,7 +29,7 @@ class Traced:
 
     subject: str
     said: str
-    problem: Values
+    problem: Problem
     why: str | None
     first_s: float
     events: list[Event] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Traced:
                     graph_stream_s=graph.stream_s / count, graph_kernels=count, without_cupti=self.why)
 
 
-def run(gpu, subject: str | Step, problem: Values, *, config: Mapping[str, int] | None = None, cupti: bool = True, calls: int = CALLS,
+def run(gpu, subject: str | Step, problem: Problem, *, config: Mapping[str, int] | None = None, cupti: bool = True, calls: int = CALLS,
         seed: int = 0, progress: Callable[[int, int, str], None] | None = None) -> Traced:
     """Trace "matmul" (a problem of sgemm) or a step: its first call, its costs without any tracing, then under CUPTI one call, `calls` of
     them and a graph of as many.  Without CUPTI (cupti False, or cupti-python is missing, which `why` says) by events and host clocks.
@@ -88,6 +89,8 @@ def run(gpu, subject: str | Step, problem: Values, *, config: Mapping[str, int] 
         raise WrongResult(f"{name} at {problem}: {verdict.reason}")
     tick()
     for_graph = call if plan else cublas_call(problem, buffers, gpu.stream)
+    for_graph()  # what a library sets up at its first call cannot be captured
+    gpu.synchronize(name)
     found = Traced(name, SAID[plan is None], problem, why, first_s)
     graph = gpu.capture(for_graph, calls, name)
     ways = {name: (call, 1), **({} if plan else {"cublasSgemm, without CuPy": (for_graph, 1)}), f"a graph of {calls}": (graph, calls)}
@@ -102,21 +105,30 @@ SAID = {True: "CuPy lets no cuBLAS into a graph: there, cublasSgemm is called wi
         False: "the kernel is this lab's, and what calls the driver is cuda.bindings"}
 
 
-def _described(subject: str | Step, problem: Values, config: Mapping[str, int] | None):
+def _described(subject: str | Step, problem: Problem, config: Mapping[str, int] | None):
     from cudalab import registry
     if subject == MATMUL:
         return registry.ops()["sgemm"], None
     return subject.op, subject.plan(problem, subject.config(problem, config or {}))
 
 
-def cublas_call(problem: Values, buffers: Mapping, stream) -> Callable[[], None]:
+def loaded_library(name: str) -> str:
+    """The path of a library that this process has loaded, by the beginning of its file name.  Raises LabError where it has not."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            path = line.rstrip("\n").partition("/")
+            if path[1] and f"/{path[2]}".rpartition("/")[2].startswith(name):
+                return f"/{path[2]}"
+    raise LabError(f"{name} is not among the libraries that CuPy has loaded, so it cannot be called without CuPy: trace a step")
+
+
+def cublas_call(problem: Problem, buffers: Mapping, stream) -> Callable[[], None]:
     """C = A·B by cublasSgemm straight from the library, without CuPy; it allocates nothing, so that a graph can hold it.
 
     cuBLAS documentation, "cublas<t>gemm()", "cublasSetWorkspace()".  Raises LabError where cuBLAS refuses.
     """
     import cupy
-    from cuda.pathfinder import load_nvidia_dynamic_lib
-    library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+    library = ctypes.CDLL(loaded_library("libcublas.so"))
     handle, one, zero = ctypes.c_void_p(), ctypes.c_float(1), ctypes.c_float(0)
     workspace = cupy.empty(CUBLAS_WORKSPACE, "uint8")
 
@@ -254,9 +266,9 @@ def sentences(figures: Mapping) -> list[str]:
     if figures.get("without_cupti") is None:
         start, after = figures["until_start_s"], figures["after_s"]
         paid = figures["until_launch_s"] + figures["launch_s"] + start
-        said.append(f"The host pays {time_text(paid)} before the GPU starts: {time_text(figures['until_launch_s'])} until the launch is "
-                    f"called, {time_text(figures['launch_s'])} in it, and the kernel starts "
-                    + (f"{time_text(start)} after it returned." if start >= 0 else f"{time_text(-start)} before it returned."))
+        said.append(f"Under CUPTI, whose own cost is in it, the host pays {time_text(paid)} before the GPU starts: "
+                    f"{time_text(figures['until_launch_s'])} until the launch is called, {time_text(figures['launch_s'])} in it, and the "
+                    "kernel starts " + (f"{time_text(start)} after it returned." if start >= 0 else f"{time_text(-start)} before it returned."))
         said.append(f"The call returned after {time_text(figures['call_s'])}; the GPU " +
                     (f"worked on for {time_text(after)}, beside the host." if after > 0 else "had ended by then."))
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import toy
+from kinds import few
 
 from cudalab import build as lab
 from cudalab import installed, nvrtc, registry
@@ -33,8 +34,7 @@ def test_step_compiles_and_its_launches_fit(step, target):
             build(step.plan(problem), target)
     if not problems:
         return
-    others = {problem.kind: problem for problem in problems}  # of kinds beside the usual one the last shape will do
-    plans = [step.plan(problem) for problem in problems if problem.kind == problems[0].kind or problem is others[problem.kind]]
+    plans = [step.plan(problem) for problem in few(step, "check") if problem in problems]
     with ThreadPoolExecutor() as pool:  # each configuration once, and several at a time
         list(pool.map(lambda plan: build(plan, target), {(plan.config, plan.problem.kind): plan for plan in plans}.values()))
     for plan in plans:

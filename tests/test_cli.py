@@ -15,7 +15,7 @@ from cudalab import gpu, parts, registry, results
 from cudalab.errors import UnusableDevice
 from cudalab.spec import KERNELS, Op
 
-VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "trace", "results", "doctor")
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "roofline", "run", "trace", "results", "doctor")
 SMALL = ("--shape", "64")
 
 
@@ -87,7 +87,7 @@ def test_show_names_the_buffers_a_step_adds_and_every_launch(lab):
     text = works(lab("show", "step12", "--shape", "4095x4097x4093")).stdout
     assert re.search(r"^scratch    partial 132x128x256 f32, 17301504 bytes$", text, re.MULTILINE)
     assert re.search(r"^state      flags 132 i32, 528 bytes$", text, re.MULTILINE)
-    assert text.count("launch     sgemm") == 2
+    assert text.count("launch     sgemm") == 3
 
 
 def test_zero_is_a_value_where_it_has_a_meaning(lab):

@@ -41,4 +41,4 @@ def test_the_nearer_roof_bounds():
     large, flat = sgemm.problem(dict(M=4096, N=4096, K=4096)), sgemm.problem(dict(M=4096, N=4096, K=1))
     assert roofline.floor(sgemm, large, device)[0] == "fp32" and roofline.floor(sgemm, flat, device)[0] == "dram"
     name, least = roofline.floor(sgemm, large, device)
-    assert roofline.share(sgemm, large, device, 2 * least) == (name, pytest.approx(0.5))
+    assert roofline.share(sgemm, large, device, 2 * least) == (name, pytest.approx(0.5), False)

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cudalab import check, dtypes, ladder, registry, report, results
+from cudalab import check, dtypes, ladder, parts, registry, report, results
 from cudalab.build import build
 from cudalab.emulator import Emulator
 from cudalab.errors import BadShape, UnknownName
@@ -43,7 +44,7 @@ def make_op(**more):
                  reference=scaled, scale=lambda p, A, S: abs(scaled(p, A, S)), depth=lambda p: 1, flops=lambda p: p.M * p.K,
                  bytes=lambda p: 2 * p.M * p.K * dtypes.itemsize(p.dtype), samples=(dict(A=0, S=0, C=0),), peers=(),
                  shapes=dict(emulate=shapes("3x40 1x8", ("M", "K")), check=shapes("3x40", ("M", "K")), bench=shapes("3x40 64", ("M", "K"))),
-                 dtypes=("f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2"), variants=(None, "halved"), rate="bytes")
+                 dtypes=("f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2"), variants=(None, "halved"))
     return Op("scale", **given | more)
 
 
@@ -269,39 +270,15 @@ def test_tuned_configurations_belong_to_a_kind(results_folder):
     assert results.tuned(step, "NVIDIA H200", plain) == dict(BM=64) and results.tuned(step, "NVIDIA H200", other) is None
 
 
-def test_a_measurement_belongs_to_the_headers_that_are_included(monkeypatch, tmp_path):
-    import shutil
-    from dataclasses import replace
-
-    from cudalab import build as lab
-    step = registry.resolve_step("step12")
-    shutil.copytree(step.source.parent.parent, tmp_path / "kernels")
-    step = replace(step, source=tmp_path / "kernels" / "sgemm" / step.source.name)
-    monkeypatch.setattr(lab, "COMMON", tmp_path / "kernels" / "common")
-    before = results.source_digest(step)
-    (lab.COMMON / "of_another.cuh").write_text("// new\n")
-    (lab.COMMON / "vec.cuh").write_text("// changed\n")
-    assert results.source_digest(step) == before
-    (lab.COMMON / "ptx.cuh").write_text("// changed\n")
-    assert results.source_digest(step) != before
-
-
-def test_kept_configurations_of_this_checkout_are_found(monkeypatch):
-    monkeypatch.delenv("CUDALAB_RESULTS")
-    step = registry.resolve_step("step12")
-    assert results.tuned(step, "NVIDIA H200", step.op.problem(dict(M=4096, N=4096, K=4096)))["BM"] == 128
-
-
 def test_tables_come_by_kind(step, monkeypatch, row):
-    monkeypatch.setattr(registry, "ops", lambda: dict(scale=step.op))
-    rows = [row(op="scale", step="scale", shape=dict(M=3, K=40), dtype=dtype, variant=variant, peer=peer, bytes=8_000_000, flops=1)
+    monkeypatch.setattr(parts, "PARTS", (SimpleNamespace(ops=(step.op,)),))
+    rows = [row(op="scale", step="scale", shape=dict(M=3, K=40), dtype=dtype, variant=variant, peer=peer, bytes=8_000_000_000, flops=1, roof="dram")
             for dtype, variant, peer in (("f32", None, "a.py:mine"), ("bf16", "halved", None))]
     text = ladder.tables(rows)
     assert "`scale` on NVIDIA H200, 3x40, every step" in text and "`scale` on NVIDIA H200, 3x40, bf16, halved, every step" in text
     assert "--shape 3x40 --dtype bf16 --variant halved --save" in text and "--shape 3x40 --save" in text
-    assert "| GB/s |" in text and "TFLOP/s" not in text and "× a.py:mine" in text and "Beside a.py:mine" in text
-    assert report.case_text(rows[1]) == "3x40 bf16 halved" and report.rate_text(rows[0]) == "2"
-    assert "GB/s" in report.measured(rows) and "rate" in report.measured([*rows, row()])
+    assert "| TB/s |" in text and "TFLOP/s" not in text and "× a.py:mine" in text and "Beside a.py:mine" in text
+    assert report.case_text(rows[1]) == "3x40 bf16 halved" and "3x40 bf16 halved" in report.measured(rows)
 
 
 def test_the_command_takes_kinds(lab):

@@ -24,8 +24,7 @@ def kernel(body: str, parameters: str, before: str = "") -> str:
 
 @pytest.mark.parametrize("step", registry.steps(), ids=lambda step: step.path)
 def test_steps_on_their_emulate_shapes(step):
-    assert step.problems("emulate")
-    for problem in step.problems("emulate"):
+    for problem in step.problems("emulate", *zip(*step.kinds()[:1])):
         for verdict in check_step(step, problem, Emulator("sm_90a")):
             assert verdict, verdict.reason
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kinds import few
 
 from cudalab import check, measure, peers, results
 from cudalab.errors import LabError, NoDevice, OutOfMemory
@@ -30,7 +31,7 @@ def runnable(gpu, step, problem):
         pytest.skip(f"{step.path} needs {step.capabilities(problem)}")
 
 
-@pytest.mark.parametrize("step, problem", [pytest.param(s, p, id=f"{s.path}-{p}") for s in steps() for p in s.problems("check")])
+@pytest.mark.parametrize("step, problem", [pytest.param(s, p, id=f"{s.path}-{p}") for s in steps() for p in few(s, "check")])
 def test_every_step_is_right_on_every_check_shape(gpu, step, problem):
     runnable(gpu, step, problem)
     for verdict in check.check_step(step, problem, gpu):
@@ -138,7 +139,8 @@ def test_numpy_and_cupy_measure_the_same_error(gpu):
 def test_each_peer_is_measured_beside_a_step(gpu, peer):
     if peer.missing():
         pytest.skip(peer.missing())
-    step, problem = SGEMM.steps[-1], SGEMM.problem(dict(M=512, N=512, K=512))
+    op = ops()[peer.ops[0]]
+    step, problem = op.steps[-1], op.problem(dict.fromkeys(op.dims, 512))
     runnable(gpu, step, problem)
     seen = []
     (row,) = measure.bench_step(gpu, step, problem, peers=[peer], progress=lambda done, total, what: seen.append((done, total)))

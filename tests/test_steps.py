@@ -1,10 +1,12 @@
 """Every step of every ladder, as data and as text: launches, tunables, and what its `.cu` promises a reader.  No GPU, no compiler."""
 
 import collections
+import itertools
 import math
 import re
 
 import pytest
+from kinds import few
 
 from cudalab import registry, report, tune
 from cudalab.errors import BadConfig, LabError
@@ -13,7 +15,7 @@ from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
 
 STEPS = registry.steps()
 CASES = [pytest.param(step, problem, id=f"{step.path}-{report.problem_text(problem)}")
-         for step in STEPS for problem in dict.fromkeys(problem for purpose in step.op.shapes for problem in step.problems(purpose))]
+         for step in STEPS for problem in dict.fromkeys(problem for purpose in step.op.shapes for problem in few(step, purpose))]
 SGEMM = [step for step in STEPS if step.op.name == "sgemm"]
 NUMBERS_OF_RESULTS = re.compile(r"\d\s*(%|x\b|times|TFLOP|GFLOP|[GTMk]B/s|ms|µs|registers)", re.IGNORECASE)
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.path)
@@ -156,7 +158,7 @@ def test_tunables_reach_the_source(step):
 
 @every_step
 def test_zero_is_taken_where_it_has_a_meaning(step):
-    for problem in step.problems("bench"):
+    for problem in few(step, "bench"):
         default = step.config(problem)
         for name in step.tunables:
             if name in step.zero:
@@ -169,7 +171,7 @@ def test_zero_is_taken_where_it_has_a_meaning(step):
 
 @every_step
 def test_tune_space_holds_the_default(step):
-    for problem in step.problems("bench"):
+    for problem in few(step, "bench"):
         default = step.config(problem)
         for name, values in step.tune.items():
             assert name in step.tunables and len(set(values)) == len(values)
@@ -224,7 +226,7 @@ def test_header_states_no_number_of_another_place(step):
     """Values of tunables belong to the step function, results to the benchmark; prose repeats neither."""
     prose = re.sub(r"steps? \d+", "", "\n".join(step.header))
     assert not NUMBERS_OF_RESULTS.search(prose), NUMBERS_OF_RESULTS.search(prose)
-    owned = {str(step.config(problem)[name]) for problem in step.problems("bench") for name in step.tunables if not name.startswith("VEC")}
+    owned = {str(step.config(problem)[name]) for problem in few(step, "bench") for name in step.tunables if not name.startswith("VEC")}
     assert not owned & set(re.findall(r"(?<![\w*.-])\d+(?![\w*.-])", prose)) - {"1", "2", "4"}
 
 

@@ -94,7 +94,7 @@ def cupti(monkeypatch):
         ActivityKind=ActivityKind, Result=Result, cuptiError=cuptiError, SubscriberParams=SubscriberParams, SUBSCRIBER_PARAMS_SIZE=32,
         CallbackDomain=types.SimpleNamespace(DRIVER_API=1, RUNTIME_API=2), driver_api_trace_cbid=Calls, runtime_api_trace_cbid=Calls,
         ApiCallbackSite=types.SimpleNamespace(API_ENTER=0, API_EXIT=1),
-        ActivityOverheadKind=lambda kind: types.SimpleNamespace(name="BUFFER_FLUSH"),
+        ActivityOverheadKind=enum.IntEnum("ActivityOverheadKind", dict(BUFFER_FLUSH=1)),
         ActivityThreadIdType=types.SimpleNamespace(SYSTEM=1), set_thread_id_type=lambda kind: None, get_timestamp=lambda: next(clock),
         get_callback_name=lambda domain, number: NAMES[number], subscribe_v2=subscribe, activity_flush_all=flush,
         activity_register_callbacks=register, activity_enable=state.enabled.append, activity_disable=state.enabled.remove,
@@ -276,6 +276,35 @@ def test_without_cupti_python_it_says_what_installs_it(monkeypatch):
         pass
 
 
+def test_a_run_under_cupti_has_its_parts_and_nothing_else(cupti):
+    """One call, several queued and a graph, with a device that records a launch and a kernel for each; what came before is left out."""
+    import contextlib
+    state, number = cupti, iter(range(1, 10_000))
+
+    def launch(kernels=1):
+        here, one = state.module.get_timestamp(), next(number)
+        state.records += [api(ActivityKind.DRIVER, 1, here, here + 300, one)]
+        state.records += [kernel(here + 400 + 100 * n, here + 460 + 100 * n, one) for n in range(kernels)]
+        if state.callback and state.stacks:
+            state.callback(state.userdata, 1, 1, types.SimpleNamespace(callback_site=0, correlation_id=one))
+
+    class Device(contextlib.nullcontext):
+        def synchronize(self, what):
+            pass
+    state.records, state.stacks = [], True
+    device = Device()
+    device.stream = device
+    found = traced([])
+    found = replace(found, spans={}, ways={})
+    enable = state.module.enable_callback
+    state.module.enable_callback = lambda *words: enable(*words) or setattr(state, "stacks", True)
+    trace_run._by_cupti(device, None, launch, lambda: launch(3), 3, found)
+    assert set(found.spans) == {"call", "call_wait", "queued", "queued_wait", "graph", "graph_wait"}
+    assert len([e for e in found.events if e.kind == "kernel"]) == 1 + 3 + 3 and list(found.ways) == ["sgemm(float*)"]
+    assert [e.kind for e in found.call] == ["python", "driver", "kernel"] and found.figures["launch_s"] == pytest.approx(300e-9)
+    assert valid(trace.chrome(found.events, {})) == 7
+
+
 def test_own_spans_move_to_the_thread_whose_calls_they_hold(events):
     moved = trace_run._on_one_thread([replace(e, track=1) if e.kind == "python" else e for e in events])
     assert moved == events
@@ -315,7 +344,7 @@ def test_the_verb_shows_calls_costs_way_and_what_follows(played, tmp_path):
     assert re.search(r"^· · cuLaunchKernel +driver +7\.5 +1\.00 +1\.00 +5$", text, re.MULTILINE), "calls are indented by depth"
     assert re.search(r"^sgemm\(float\*\) +kernel +11\.0 +28\.00 +28\.00 +5 +8x16 = 128 +256 +122 +3072$", text, re.MULTILINE)
     assert re.search(r"^a graph of 20 +20 +0?\.?\d.* µs", text, re.MULTILINE) and "from Python to the launch of sgemm(float*)" in text
-    assert "The host pays 11.00 µs before the GPU starts: 7.500 µs until the launch is called, 1.000 µs in it" in text
+    assert "Under CUPTI, whose own cost is in it, the host pays 11.00 µs before the GPU starts: 7.500 µs until" in text
     assert "worked on for 29.00 µs" in text and "30.00 µs and 28.00 µs on the stream" in text
     assert valid(json.loads((tmp_path / "trace.json").read_text())) == 4
 
@@ -346,6 +375,6 @@ def test_without_a_gpu_there_is_the_plan(lab, tmp_path):
 def test_what_a_person_gets_wrong_is_one_line(lab, played, tmp_path):
     fails(lab("trace", "sgemm"), "is a whole ladder")
     fails(lab("trace", "matmul", "--set", "BM=64"), "has none")
-    fails(lab("trace", "step5", "--shape", "64 128"), "give one shape, not 2")
+    fails(lab("trace", "step5", "--shape", "64 128"), "give one shape and one kind, not 2")
     (tmp_path / "file").write_text("")
     fails(played("matmul", "--out", tmp_path / "file" / "x.json")[0], "cannot write")

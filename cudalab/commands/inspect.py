@@ -36,7 +36,7 @@ def list_(op, as_json):
     for part in parts:
         click.echo(f"{part['part']}: {part['title']}")
         for o in part["ops"]:
-            click.echo(f"\n{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}")
+            click.echo("\n" + report.fold(f"{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}"))
             click.echo(_steps(o["steps"], report))
         if part["studies"]:
             click.echo("\n" + study_lines(part["studies"], report))
@@ -73,12 +73,13 @@ def _steps(steps, report) -> str:
     if not rows:
         return report.table([(s["step"], s["title"]) for s in steps], ("step", "idea"), left=(0, 1), wrap=1)
     devices = list(dict.fromkeys(row["device"] for row in rows))
-    lines = []
+    unit, rates = report.rate_column(rows)
+    lines, rates = [], iter(rates)
     for s in steps:
         row = s["measured"]
-        figure = (report.rate_text(row), report.ratio_text(row["ratio"]), row["peer"] or "-", row["device"]) if row else ("",) * 4
+        figure = (next(rates), report.ratio_text(row["ratio"]), row["peer"] or "-", row["device"]) if row else ("",) * 4
         lines.append((s["step"], s["title"], *figure[:3 + (len(devices) > 1)]))
-    headers = ("step", "idea", report.rate_unit(rows[0]["op"]), "ratio", "to", "device")[:5 + (len(devices) > 1)]
+    headers = ("step", "idea", unit, "ratio", "to", "device")[:5 + (len(devices) > 1)]
     where = f"Measured at {report.case_text(rows[0])}" + (f" on {devices[0]}" if len(devices) == 1 else "")
     return f"{report.table(lines, headers, left=(0, 1, 4, 5), wrap=1)}\n\n{where}; a ratio above 1 is faster than the library."
 

@@ -13,6 +13,7 @@ DEFAULT = 1024  # of a matmul: short enough that what the host pays shows
 @click.command()
 @click.argument("target", metavar="matmul|STEP|FILE.cu")
 @opt.shape
+@opt.kind
 @opt.sets
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.json",
               help="Write a Chrome trace, which ui.perfetto.dev opens.")
@@ -22,7 +23,7 @@ DEFAULT = 1024  # of a matmul: short enough that what the host pays shows
 @opt.seed
 @opt.user_file
 @opt.as_json
-def trace(target, shapes, sets, out, cupti, calls, backend, seed, as_json, **own):
+def trace(target, shapes, dtypes, variants, sets, out, cupti, calls, backend, seed, as_json, **own):
     """Follow one cupy.matmul, or one step, from the call through the libraries and the driver to the kernel.
 
     Each call and kernel with its own time, grid, block, registers and shared memory, joined by CUPTI's correlation ids; what the host pays
@@ -41,14 +42,13 @@ def trace(target, shapes, sets, out, cupti, calls, backend, seed, as_json, **own
     if matmul and settings:
         raise LabError("--set gives a tunable of a step a value, and cupy.matmul has none")
     step = registry.ops()["sgemm"].steps[-1] if matmul else opt.one_step(target, settings, own)
-    default = [step.op.problem(dict.fromkeys(step.op.dims, DEFAULT))] if matmul else step.op.shapes["bench"][:1]
-    problem = _only(opt.problems(step.op, shapes, default))
-    plan = step.plan(problem, step.config(problem, settings))
+    plan = _only(opt.plans(step, shapes or ((str(DEFAULT),) if matmul else ()), settings, dtypes, variants))
+    problem = plan.problem
     place = gpu.backend(backend)
     if place.name == "emulator":
         return _plan(plan, matmul, out, place.target, as_json)
     if out:
-        tracing.write(out, tracing.chrome([], {}))  # a file that cannot be written is said now, not after the tracing
+        tracing.require_writable(out)  # said now, not after the tracing
 
     def make(progress):
         yield trace_run.run(place, MATMUL if matmul else step, problem, config=settings, cupti=cupti, calls=calls, seed=seed,
@@ -59,7 +59,7 @@ def trace(target, shapes, sets, out, cupti, calls, backend, seed, as_json, **own
     if as_json:
         return opt.print_json(dict(trace_run.about(found, place), events=tracing.as_json(found.events), rows=tracing.lines(found.call),
                                    conclusions=trace_run.sentences(found.figures)))
-    click.echo(f"{found.subject} at {report.shape_text(problem)} on {place.device.name}; {found.said}\n")
+    click.echo(f"{found.subject} at {report.problem_text(problem)} on {place.device.name}; {found.said}\n")
     click.echo(call_table(tracing.lines(found.call), report) + "\n")
     click.echo(cost_table(found.costs, report) + "\n")
     if found.ways:
@@ -67,10 +67,10 @@ def trace(target, shapes, sets, out, cupti, calls, backend, seed, as_json, **own
     click.echo("\n".join(report.fold(sentence) for sentence in trace_run.sentences(found.figures)))
 
 
-def _only(problems):
-    if len(problems) != 1:
-        raise LabError(f"trace follows one call: give one shape, not {len(problems)}")
-    return problems[0]
+def _only(plans):
+    if len(plans) != 1:
+        raise LabError(f"trace follows one call: give one shape and one kind, not {len(plans)}")
+    return plans[0]
 
 
 def call_table(rows, report) -> str:

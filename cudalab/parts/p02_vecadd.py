@@ -2,6 +2,7 @@
 
 from cudalab.expressions import cdiv
 from cudalab.spec import Launch, Op, shapes
+from cudalab.studies import vecadd_roofs
 from cudalab.studies.vecadd import STUDIES
 
 TITLE = "the programming model, by adding two vectors"
@@ -23,6 +24,7 @@ def _sum(name: str, title: str, peers: tuple[str, ...], bench: str) -> Op:
         bytes=lambda p: 12 * p.N,
         samples=(dict(A=0, B=0, C=0),),
         peers=peers,
+        rate="bytes",
         shapes=dict(
             emulate=shapes("5003 1", DIMS),
             check=shapes("1 3 33 1000 4096 65537 1000003 2097152 16777219", DIMS),
@@ -35,38 +37,29 @@ vecadd = _sum("vecadd", "C = A + B, two vectors in FP32", ("cupy_add",), "268435
 residency = _sum("residency", "C = A + B with fewer blocks a multiprocessor", (), "134217728")
 
 
-
-def chosen(path, rounds):
-    """Per element what a round of its path adds, and the number of rounds: the path is taken mod 32, the number without its sign."""
-    return (path.astype("int64") & 31) + 1, abs(rounds.astype("int64"))
-
-
-def walked(x, path, rounds):
-    addend, count = chosen(path, rounds)
-    return x + count * addend
-
-
-def walked_scale(x, path, rounds):
-    addend, count = chosen(path, rounds)
-    return abs(x) + count * addend
+def small_integers(tensor, problem, kind, rng):
+    """A path of thirty-two for every element, and a few rounds."""
+    largest = dict(path=31, rounds=8).get(tensor.name)
+    return None if largest is None else rng.integers(0, largest + 1, tensor.shape, dtype="int32")
 
 
 paths = Op(
     "paths", title="y = x after rounds of the path each element says", dims=DIMS,
-    inputs=dict(x="N", path="N", rounds="1"),
+    inputs=dict(x="N", path="i32: N", rounds="i32: 1"),
     outputs=dict(y="N"),
-    reference=walked,
-    scale=walked_scale,
+    reference=lambda x, path, rounds: x + rounds * (path + 1),  # a round adds one more than the path's number
+    scale=lambda x, path, rounds: abs(x) + rounds * (path + 1),
     depth=lambda p: 1,
     flops=lambda p: p.N,
     bytes=lambda p: 12 * p.N + 4,
     samples=(dict(x=0, path=0, y=0),),
     peers=(),
     shapes=dict(emulate=shapes("1000 1", DIMS), check=shapes("1 33 4099", DIMS), bench=shapes("4194304", DIMS)),
+    draw=small_integers,
 )
 
 ops = (vecadd, residency, paths)
-studies = STUDIES
+studies = (*STUDIES, vecadd_roofs.STUDY)
 
 
 @vecadd.step(1, THREADS=32)

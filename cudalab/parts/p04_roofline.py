@@ -10,7 +10,7 @@ from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
 from cudalab.spec import Launch, Op, Tensor
 from cudalab.study import Study
 
-TITLE = "the roofline: what a device can do at most, and what limits a kernel"
+TITLE = "the roofline: a device's roofs, and what limits a kernel"
 
 
 def stamped(entry, grid, block, args, smem=0):
@@ -24,7 +24,7 @@ def stamped(entry, grid, block, args, smem=0):
 
 roof_fma = Op(
     "roof_fma",
-    title="D = C + a·b, 2 R + 1 times over with the sign of a in turns: T rows of J sums that share a and b",
+    title="D = C + a·b, to and fro for R rounds: T rows of J sums that share a and b",
     dims=("T", "J", "R"),
     inputs=dict(A="T", B="T", C="T, J"),
     outputs=dict(D="T, J"),
@@ -75,16 +75,18 @@ def steps_of_k(p):
     return cdiv(p.K * itemsize(p.dtype), 32)
 
 
-@roof_tensor.step(1, min_sm=lambda p: 89 if p.dtype.startswith("fp8") else 80, WARPS=8, TILES_M=2, TILES_N=8, STEPS=steps_of_k, tune=dict(WARPS=(4, 8), TILES_M=(2, 4), TILES_N=(4, 8)))
+@roof_tensor.step(1, min_sm=lambda p: 89 if p.dtype.startswith("fp8") else 80, WARPS=8, TILES_M=2, TILES_N=8, STEPS=steps_of_k,
+                  tune=dict(WARPS=(4, 8), TILES_M=(2, 4), TILES_N=(4, 8)))
 def warp(p, c):
-    if c.STEPS > 4:
-        raise BadShape(f"K={p.K} of {p.dtype}: a warp holds its operands in registers, at most 128 bytes of K")
+    most = 2 if p.dtype.startswith("fp8") else 4  # a Hopper converts fp8 to f16, in twice the registers
+    if c.STEPS > most:
+        raise BadShape(f"K={p.K} of {p.dtype}: a warp holds its operands in registers, at most {32 * most} bytes of K")
     grid = cdiv(p.M, 16 * c.TILES_M * c.WARPS) * cdiv(p.N, 8 * c.TILES_N)
     yield from stamped("roof_tensor", grid, 32 * c.WARPS, "A B C | M N K R")
 
 
-@roof_tensor.step(2, min_sm=90, max_sm=90, WARPGROUPS=2, COLUMNS=lambda p: 64 if p.N <= 64 else 128 if p.N <= 128 else 256, STEPS=steps_of_k,
-                  tune=dict(WARPGROUPS=(1, 2, 3), COLUMNS=(64, 128, 256)))
+@roof_tensor.step(2, min_sm=90, max_sm=90, WARPGROUPS=2, COLUMNS=lambda p: 64 if p.N <= 64 else 128 if p.N <= 128 else 256,
+                  STEPS=steps_of_k, tune=dict(WARPGROUPS=(1, 2, 3), COLUMNS=(64, 128, 256)))
 def warpgroup(p, c):
     panels = cdiv(c.STEPS, 4) * 128  # bytes of K
     smem = panels * (64 * c.WARPGROUPS + c.COLUMNS)
@@ -115,7 +117,6 @@ roof_read = Op(
     depth=lambda p: p.H,
     flops=lambda p: p.H * p.W * p.R,
     bytes=lambda p: 4 * (p.H + 1) * p.W,
-    rate="bytes",
     samples=(dict(X=1, S=0),),
     peers=(),
     shapes=dict(emulate=shapes("9x2052x2 11x135x1 1x1x1", PASSES), check=shapes("1x1x1 7x4099x3 40x6150x1 19x20000x2", PASSES),
@@ -148,10 +149,9 @@ roof_write = Op(
     depth=lambda p: 1,
     flops=lambda p: p.H * p.W,
     bytes=lambda p: 4 * (p.H * p.W + p.H + p.W),
-    rate="bytes",
     samples=(dict(A=0, Y=0), dict(B=0, Y=1)),
     peers=(),
-    shapes=dict(emulate=shapes("5x2052 1x1 3x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
+    shapes=dict(emulate=shapes("5x2052 3x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
 )
 
 
@@ -171,10 +171,9 @@ roof_copy = Op(
     depth=lambda p: 1,
     flops=lambda p: p.H * p.W,
     bytes=lambda p: 8 * p.H * p.W,
-    rate="bytes",
     samples=(dict(X=0, Y=0), dict(X=1, Y=1)),
     peers=(),
-    shapes=dict(emulate=shapes("9x2052 1x1 11x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
+    shapes=dict(emulate=shapes("9x2052 11x135", SHEET), check=shapes("1x1 7x4099 40x6150 33x1", SHEET), bench=shapes("992x540672", SHEET)),
 )
 
 
@@ -205,15 +204,18 @@ def targets(device, small=False):
     for roof, dtype, J in (("fp32", "f32", 16), ("fp64", "f64", 8)):
         if roof in rates:
             T = 1024 * sms
-            add(roof, "FMA", chains, dict(T=T, J=J, R=rounds(rates[roof], 4 * 1024 * J)), dtype, roof_fma.flops, "FLOP", (f"flops_{dtype}",))
+            sizes = dict(T=T, J=J, R=rounds(rates[roof], 4 * 1024 * J))
+            add(roof, "FMA", chains, sizes, dtype, roof_fma.flops, "FLOP", (f"flops_{dtype}",))
     for dtype in roof_tensor.dtypes:
         roof = COMPUTE.get(dtype, dtype)
         if roof not in rates:
             continue
-        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 512, 64, 64)):
+        blocks = 1 if roof == "fp8" else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
+        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 256 * blocks, 64, 64)):
             K = (64 if small else depth) // itemsize(dtype)
-            R = rounds(rates[roof], 2 * rows * columns * K)
-            add(roof, through, step, dict(M=rows * sms, N=columns, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
+            N = 64 if small else columns
+            R = rounds(rates[roof], 2 * rows * N * K)
+            add(roof, through, step, dict(M=rows * sms, N=N, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
     W = 4096 * sms
     H = 8 if small else min(2**31, device.memory_bytes // 8) // (4 * W)
     sheet, both = dict(H=H, W=W), ("global_load_bytes", "global_store_bytes")
@@ -221,9 +223,10 @@ def targets(device, small=False):
     add("dram_write", "st.global", streamed, sheet, None, roof_write.bytes, "byte", both, outside=True)
     add("dram_copy", "ld, st.global", batched, sheet, None, roof_copy.bytes, "byte", both, outside=True)
     H = 8 if small else max(8, device.l2_bytes // 3 // (4 * W) // 8 * 8)
-    add("l2", "ld.global.cg", global_memory, dict(H=H, W=W, R=rounds(40, 4 * 4096 * H)), None, passes, "byte", ("global_load_bytes",), warm=True)
-    add("shared", "ld.shared", shared_memory, dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8)), None, passes, "byte",
-        ("shared_load_bytes",))
+    sizes = dict(H=H, W=W, R=rounds(40, 4 * 4096 * H))
+    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True)
+    sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
+    add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
     return found
 
 
@@ -232,4 +235,5 @@ def passes(p):
     return 4 * p.H * p.W * p.R
 
 
-studies = (Study("roofline/roofs", "what the device can do at most, by kernels that do nothing else", measure(targets), COLUMNS, plot, conclude),)
+TITLE_OF_ROOFS = "what the device can do at most, by kernels that do nothing else"
+studies = (Study("roofline/roofs", TITLE_OF_ROOFS, measure(targets), COLUMNS, plot, conclude),)

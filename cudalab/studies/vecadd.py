@@ -27,12 +27,12 @@ def fit(plan: Plan, place):
     return occupancy(place.device.sm, math.prod(launch.block), kernel.registers, smem), kernel.registers
 
 
-def moved(place, plan: Plan, **more) -> dict:
+def moved(place, plan: Plan, batches: int = BATCHES, **more) -> dict:
     """Time and bandwidth of a plan on a GPU; nothing of the emulator."""
     if place.name == "emulator":
         return {}
     from cudalab.measure import time_plan
-    timing, nbytes = time_plan(place, plan, batches=BATCHES, **more), plan.step.op.bytes(plan.problem)
+    timing, nbytes = time_plan(place, plan, batches=batches, **more), plan.step.op.bytes(plan.problem)
     return dict(time_s=timing.time_s, time_iqr_s=timing.time_iqr_s, bandwidth_bytes_per_s=nbytes / timing.time_s,
                 sm_clock_mhz=timing.sm_clock_mhz)
 
@@ -195,8 +195,8 @@ def waves(place, progress):
         needed = -(-grid // full)
         row = dict(grid=grid, waves=grid / full, full_waves=needed, expected_share=grid / full / needed)
         if not emulated:
-            inputs = dict(x=np.ones(grid * threads, np.float32), path=np.zeros(grid * threads, np.float32),
-                          rounds=np.full(1, CHAIN, np.float32))
+            inputs = dict(x=np.ones(grid * threads, np.float32), path=np.zeros(grid * threads, np.int32),
+                          rounds=np.full(1, CHAIN, np.int32))
             row |= moved(place, plan, inputs=inputs, cold=False)
             row.pop("bandwidth_bytes_per_s")
             row["blocks_per_s"] = grid / row["time_s"]
@@ -284,8 +284,8 @@ def divergence(place, progress):
         progress(number, 2 * len(PATHS), "vecadd/divergence")
         plan = plan_of("paths/1", dict(N=size))
         # the paths of a device's sweep are spread over all that there are, so that each way has as long a way to its loop
-        chosen = (index // width % count * (PATHS[-1] // count)).astype(np.float32)
-        inputs = dict(x=x, path=chosen, rounds=np.full(1, WALK_COUNTED if emulated else WALK, np.float32))
+        chosen = (index // width % count * (PATHS[-1] // count)).astype(np.int32)
+        inputs = dict(x=x, path=chosen, rounds=np.full(1, WALK_COUNTED if emulated else WALK, np.int32))
         row = dict(branch_by=way, paths=count)
         if emulated:
             from cudalab.counted import count_plan

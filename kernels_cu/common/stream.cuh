@@ -1,30 +1,52 @@
-// Loads and stores of V floats (1, 2 or 4) that say how caches shall treat them, one instruction a function.  The compiler neither drops,
-// joins nor repeats them.  PTX ISA, "Cache Operators".
+// Loads and stores of data that is used once, so that the caches keep what is used again.
+// Hint: 0 none; 1 evict first (.cs); 2 no place in L1; 3 the same, and L2 fetches 256 bytes at once.
 #pragma once
 
-// From L2 on, past L1.
-template <int V>
-__device__ __forceinline__ void load_past_l1(float (&v)[V], const float* from) {
-    if constexpr (V == 1) asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v[0]) : "l"(from));
-    if constexpr (V == 2) asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "l"(from));
-    if constexpr (V == 4)
-        asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(from));
+#include "types.cuh"
+
+template <int Hint, int Count, typename Type>
+__device__ __forceinline__ Pack<Type, Count> read(const Type* memory) {
+    if constexpr (sizeof(Pack<Type, Count>) < 16 || Hint == 0) {
+        return *reinterpret_cast<const Pack<Type, Count>*>(memory);
+    } else {
+        Pack<Type, Count> pack;
+        unsigned* w = reinterpret_cast<unsigned*>(&pack);
+        if constexpr (Hint == 1)
+            asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
+        else if constexpr (Hint == 2)
+            asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
+        else
+            asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
+        return pack;
+    }
 }
 
-// Read once: the first to be evicted.
-template <int V>
-__device__ __forceinline__ void load_once(float (&v)[V], const float* from) {
-    if constexpr (V == 1) asm volatile("ld.global.cs.f32 %0, [%1];" : "=f"(v[0]) : "l"(from));
-    if constexpr (V == 2) asm volatile("ld.global.cs.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "l"(from));
-    if constexpr (V == 4)
-        asm volatile("ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(from));
+template <int Hint, typename Type, int Count>
+__device__ __forceinline__ void write(Type* memory, const Pack<Type, Count>& pack) {
+    if constexpr (sizeof(Pack<Type, Count>) < 16 || Hint == 0) {
+        *reinterpret_cast<Pack<Type, Count>*>(memory) = pack;
+    } else {
+        const unsigned* w = reinterpret_cast<const unsigned*>(&pack);
+        asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(memory), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+    }
 }
 
-// Not read again soon: the first to be evicted.
-template <int V>
-__device__ __forceinline__ void store_once(float* to, const float (&v)[V]) {
-    if constexpr (V == 1) asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(to), "f"(v[0]) : "memory");
-    if constexpr (V == 2) asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v[0]), "f"(v[1]) : "memory");
-    if constexpr (V == 4)
-        asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+// As many elements -infinity.
+template <int Count>
+__device__ __forceinline__ Pack<element, Count> lowest() {
+    Pack<element, Count> pack;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) pack.at[i] = convert<element>(minus_infinity());
+    return pack;
+}
+
+// As many zeros.
+template <int Count>
+__device__ __forceinline__ Pack<element, Count> zeros() {
+    Pack<element, Count> pack;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) pack.at[i] = convert<element>(0.0f);
+    return pack;
 }

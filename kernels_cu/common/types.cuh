@@ -29,6 +29,8 @@ using element = fp8_e5m2;
 using element = signed char;
 #endif
 
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(signed char x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }

@@ -23,7 +23,7 @@ __device__ __forceinline__ float take(int path, float y, int rounds) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-paths(const float* __restrict__ x, const float* __restrict__ path, const float* __restrict__ rounds, float* __restrict__ y, int N) {
+paths(const float* __restrict__ x, const int* __restrict__ path, const int* __restrict__ rounds, float* __restrict__ y, int N) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i < N) y[i] = take(int(path[i]) & (PATHS - 1), x[i], abs(int(rounds[0])));
+    if (i < N) y[i] = take(path[i] & (PATHS - 1), x[i], rounds[0]);
 }

@@ -5,7 +5,7 @@
 // Limited now by: how fast memory gives and takes in turns; this is its roof.
 
 #include "stamp.cuh"
-#include "stream.cuh"
+#include "hints.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) roof_copy(const float* X, float* Y, unsigned long long* stamps,
                                                                         int H, int W) {

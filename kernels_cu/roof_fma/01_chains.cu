@@ -1,6 +1,6 @@
 // Multiply-adds in independent chains: nothing but registers, as many in flight as the pipe is deep.
 //
-// D = C + a * b, 2 R + 1 times over, every second time with a negated: the sums stay where they are, and nothing rounds away.
+// D = C + a * b - a * b + a * b …, R times to and fro: the sums stay where they are, and nothing rounds away.
 // A thread owns a row of J sums and one a and b; a block owns THREADS rows.  The J sums of a thread do not wait for each other, and
 // a multiply-add starts before the last has ended.  All of a thread's sums share a and b, which then come from the operand cache: only
 // the sum itself is read from a register bank, so that banks never collide.

@@ -1,4 +1,4 @@
-// Read a matrix and add up its columns, R times over: from DRAM where it is larger than L2 and R is 1, from L2 where it fits.
+// Read a matrix and add up its columns, R times over: from DRAM, or from L2 where it fits.
 //
 // A thread owns VEC neighbouring columns, a block THREADS threads: a row is read by all blocks together, side by side, and all go down
 // the rows in step.  UNROLL loads of a thread are under way before the first is added.  Nothing is kept in L1; what is read once only
@@ -6,7 +6,7 @@
 // Limited now by: what the level that holds the matrix delivers; this is its roof.
 
 #include "stamp.cuh"
-#include "stream.cuh"
+#include "hints.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) roof_read(const float* X, float* S, unsigned long long* stamps,
                                                                         int H, int W, int R) {

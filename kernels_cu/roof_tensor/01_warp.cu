@@ -1,8 +1,8 @@
 // A warp's matrix instructions on operands that stay in registers: C = A B^T, R times over.
 //
-// A warp owns 16 TILES_M rows and 8 TILES_N columns of C, a block WARPS warps, one below the other.  A warp's rows of A and columns of B,
-// all of K (STEPS instructions deep), are in its registers before the clock starts; then TILES_M * TILES_N sums run side by side, none of
-// them waiting for another.  Every pass starts its sums from zero, so that the result is that of one pass.
+// A warp owns TILES_M by TILES_N tiles of C, as large as one instruction sums, a block WARPS warps, one below the other.  A warp's rows of
+// A and of B, all of K (STEPS instructions deep), are in its registers before the clock starts; then TILES_M * TILES_N tiles are summed
+// side by side, none of them waiting for another.  Every pass starts its sums from zero, so that the result is that of one pass.
 // Limited now by: the tensor cores as mma.sync reaches them, or the warps that feed them; this is its roof.
 
 #include "elements.cuh"

@@ -2,10 +2,10 @@
 //
 // Before: a warp's instructions, with operands in registers, reach the tensor cores of a Hopper only in part.
 // Now: four warps issue one instruction that reads its operands itself, and go on while it runs.
-// A block owns 64 rows of C for each of its WARPGROUPS, and all columns (COLUMNS, with zeros behind the last).  Its rows of A and all of B,
-// STEPS instructions deep in K, are in shared memory before the clock starts, in rows of 128 swizzled bytes: panels of K, one behind the
-// other.  A pass is one group of STEPS instructions; the next group is issued while the last one runs, and while one warpgroup
-// waits the other's instructions run.  Every pass starts its sums from zero, so that the result is that of one pass.
+// A block owns as many rows of C as its WARPGROUPS sum at once, and all columns (COLUMNS, with zeros behind the last).  Its rows of A and
+// all of B, STEPS instructions deep in K, are in shared memory before the clock starts, in swizzled rows: panels of K, one behind the
+// other.  A pass is one group of STEPS instructions; the next group is issued while the last one runs, and while one warpgroup waits the
+// other's instructions run.  Every pass starts its sums from zero, so that the result is that of one pass.
 // Limited now by: the tensor cores; this is their roof.
 
 #include "elements.cuh"

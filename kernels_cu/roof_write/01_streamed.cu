@@ -5,7 +5,7 @@
 // Limited now by: how fast memory takes what is written; this is its roof.
 
 #include "stamp.cuh"
-#include "stream.cuh"
+#include "hints.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) roof_write(const float* A, const float* B, float* Y, unsigned long long* stamps,
                                                                  int H, int W) {

@@ -1,0 +1,240 @@
+"""Functions over CuPy arrays: the best step of a ladder for the device, the type and the shape, on CuPy's current stream.
+
+They never wait for the device, and allocate nothing but their result (and what a step needs beside it, once a stream).  The first call at a
+shape compiles, or takes from the cache.  Rows may stand apart (a view of a larger array); another layout is copied first.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cudalab.dtypes import DTYPES, itemsize
+from cudalab.errors import BadShape, LabError
+from cudalab.problem import Problem
+from cudalab.spec import Launch, Plan, Scalar, Step, f32, i64
+
+_lock = threading.Lock()  # a prepared launch is one set of arguments, which two threads must not fill at once
+
+
+def softmax(x, axis: int = -1, out=None):
+    """e^x over its sum along an axis, of a CuPy array of f32, f16 or bf16; out: where to write it, like x and contiguous."""
+    if out is not None and _axis(x, axis) != x.ndim - 1:
+        raise LabError("out: only along the last axis; along another leave it out")
+    rows, back = _rows(x, axis)
+    y = _result(rows, out, back)
+    _run("softmax", rows, dict(x=rows, y=y), (i64(_stride(rows)), i64(_stride(y))))
+    return back(y)
+
+
+def rms_norm(x, weight, eps: float = 1e-6, out=None):
+    """x over the root of the mean of its squares along the last axis, times a weight of the same type for each place of it."""
+    rows, back = _rows(x, -1)
+    y = _result(rows, out, back)
+    tail = i64(_stride(rows)), i64(_stride(y)), f32(eps)
+    _run("rmsnorm", rows, dict(x=rows, w=_vector(weight, rows, "weight"), y=y), tail)
+    return back(y)
+
+
+def layer_norm(x, weight, bias, eps: float = 1e-5, out=None):
+    """x less its mean over its standard deviation along the last axis, times a weight, plus a bias, both of its type."""
+    rows, back = _rows(x, -1)
+    y = _result(rows, out, back)
+    tail = i64(_stride(rows)), i64(_stride(y)), f32(eps)
+    _run("layernorm", rows, dict(x=rows, w=_vector(weight, rows, "weight"), b=_vector(bias, rows, "bias"), y=y), tail)
+    return back(y)
+
+
+def argmax(x, axis: int | None = None):
+    """Where the largest element stands along an axis, or in the whole array as it lies flat; int64, as cupy.argmax gives it.
+
+    The lowest place of equals; NaN comes before any number.
+    """
+    import cupy
+    if axis is None:
+        return argmax(x.reshape(1, -1), 1)[0]
+    rows, _ = _rows(x, axis)
+    index = cupy.empty(len(rows), cupy.int64)
+    _run("argmax", rows, dict(x=rows, index=index), (i64(_stride(rows)),))
+    return index.reshape(_without(x.shape, axis))
+
+
+def sum(x, axis: int | None = None):
+    """The sum along an axis, or of the whole array, accumulated in f32, of x's type; the same bits every time."""
+    import cupy
+    _type(x)
+    if axis is None:
+        flat = cupy.ascontiguousarray(x).reshape(-1)
+        total = cupy.empty(1, x.dtype)
+        _run("reduce", flat, dict(x=flat, total=total), ())
+        return total[0]
+    axis = _axis(x, axis)
+    if axis == 0 and x.ndim > 1 and x.flags.c_contiguous:
+        rows, variant, length = x.reshape(len(x), -1), "sum_first", x.size // len(x)
+    else:
+        (rows, _), variant = _rows(x, axis), "sum_last"
+        length = len(rows)
+    y = cupy.empty(length, x.dtype)
+    _run("axis", rows, dict(x=rows, y=y), (i64(_stride(rows)),), variant)
+    return y.reshape(_without(x.shape, axis))
+
+
+# -- arrays as rows
+
+def _type(x) -> str:
+    """Our name of an array's type.  Raises LabError for one that the ladders do not have."""
+    names = {DTYPES[name].numpy: name for name in ("f32", "f16", "bf16")}
+    if str(x.dtype) not in names:
+        raise LabError(f"an array of {x.dtype}: these functions take {', '.join(names)}; convert it with astype")
+    return names[str(x.dtype)]
+
+
+def _axis(x, axis: int) -> int:
+    if not -x.ndim <= axis < x.ndim:
+        raise LabError(f"axis {axis} of an array of {x.ndim} dimensions: it has {-x.ndim} to {x.ndim - 1}")
+    return axis % x.ndim
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    axis %= len(shape)
+    return (*shape[:axis], *shape[axis + 1:])
+
+
+def _rows(x, axis: int):
+    """The array as rows along an axis, a view where one stride leads from row to row, else a copy; and what puts a result back in shape."""
+    import cupy
+    _type(x)
+    axis = _axis(x, axis)
+    if x.size == 0:
+        raise LabError(f"an array of shape {x.shape} has no elements")
+    moved = cupy.moveaxis(x, axis, -1)
+    shape = moved.shape
+    if not collapses(shape, moved.strides, x.itemsize):
+        moved = cupy.ascontiguousarray(moved)
+    rows = moved if moved.ndim == 2 else moved.reshape(-1, shape[-1])
+    return rows, lambda y: cupy.moveaxis(y.reshape(shape), -1, axis)
+
+
+def collapses(shape: Sequence[int], strides: Sequence[int], size: int) -> bool:
+    """Whether the last axis is packed and one stride leads through all axes before it: rows that a kernel takes as they lie."""
+    outer = [(n, s) for n, s in zip(shape[:-1], strides[:-1]) if n > 1]
+    packed = shape[-1] == 1 or strides[-1] == size
+    return packed and all(s > 0 for _, s in outer) and all(s == m * t for (_, s), (m, t) in zip(outer, outer[1:]))
+
+
+def _stride(rows) -> int:
+    """Elements from one row to the next."""
+    return rows.strides[0] // rows.itemsize if rows.ndim == 2 and len(rows) > 1 else rows.shape[-1]
+
+
+def _result(rows, out, back):
+    import cupy
+    if out is None:
+        return cupy.empty(rows.shape, rows.dtype)
+    if out.dtype != rows.dtype or out.size != rows.size or not out.flags.c_contiguous or back(out.reshape(rows.shape)).shape != out.shape:
+        raise LabError(f"out is {out.dtype} of {out.shape}: it must be {rows.dtype}, of the shape of x, and contiguous")
+    return out.reshape(rows.shape)
+
+
+def _vector(vector, rows, name: str):
+    import cupy
+    if vector.dtype != rows.dtype or vector.shape != rows.shape[-1:]:
+        raise LabError(f"{name} is {vector.dtype} of {vector.shape}; rows of {rows.shape[-1]} {rows.dtype} need as many of that type")
+    return cupy.ascontiguousarray(vector)
+
+
+# -- steps
+
+def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[str, int]]:
+    """The step of an op for a problem on a device of compute capability `sm`, and tunables that differ from its defaults.
+
+    vec: how many elements may move at once, as the arrays lie.
+    """
+    from cudalab.parts import rows
+    from cudalab.registry import resolve_step
+    if name == "reduce":
+        return resolve_step("reduce/last_block"), dict(VEC=vec)
+    if name == "axis":
+        if problem.variant.endswith("_first"):
+            return resolve_step("axis/slabs"), dict(VEC=vec)
+        return resolve_step("axis/packs" if problem.M >= MANY_ROWS else "axis/split"), dict(VEC=vec)
+    vec = math.gcd(vec, rows.widest(problem))
+    if name == "argmax":
+        few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
+        return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
+    if rows.packs(problem, vec) <= LONG_ROW or sm < 90 and rows.fits(problem, vec, 1024):
+        idea = "registers"
+    elif sm >= 90 and rows.fits(problem, vec, 8 * 1024):
+        idea = "cluster"
+    elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
+        idea = "shared"
+    else:
+        idea = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")[name]
+    step = resolve_step(f"{name}/{idea}")
+    return step, dict(VEC=vec) if "VEC" in step.tunables else {}
+
+
+MANY_ROWS = 1024  # from here on a block a row fills a device
+LONG_ROW = 4096  # loads: up to here a row is one block's
+
+
+def alignment(addresses: Sequence[int], size: int) -> int:
+    """How many elements of so many bytes may move at once where rows begin at these addresses: a power of 2, 16 bytes at most."""
+    return max(1, math.gcd(16, *addresses) // size)
+
+
+def with_tail(plan: Plan, tail: tuple[Scalar, ...]) -> Plan:
+    """The plan with its launches' last arguments replaced: strides, and what else a caller sets."""
+    def changed(action):
+        return replace(action, args=(*action.args[:len(action.args) - len(tail)], *tail)) if isinstance(action, Launch) and tail else action
+    return replace(plan, actions=tuple(map(changed, plan.actions)))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A plan that can be enqueued; own: what it needs beside the caller's arrays, by the stream's address."""
+
+    plan: Plan
+    launches: tuple
+    own: dict[int, dict]
+
+
+def _run(name: str, x, arrays: Mapping, tail: tuple[Scalar, ...], variant: str | None = None) -> None:
+    import cupy
+    if x.device.id != cupy.cuda.runtime.getDevice():
+        raise LabError(f"the array lies on device {x.device.id}, and {cupy.cuda.runtime.getDevice()} is the current one: 'with x.device:'")
+    strides = [scalar.value * x.itemsize for scalar in tail if scalar.dtype == "i64"]
+    addresses = [array.data.ptr for array in arrays.values() if array.dtype == x.dtype]
+    ready = _ready(x.device.id, name, x.shape, _type(x), variant, alignment([*addresses, *strides], x.itemsize), tail)
+    stream = cupy.cuda.get_current_stream().ptr
+    with _lock:
+        if stream not in ready.own:
+            extra = [t for t in ready.plan.tensors.values() if t.role in ("scratch", "state")]
+            ready.own[stream] = {t.name: (cupy.zeros if t.role == "state" else cupy.empty)(t.shape, f"u{itemsize(t.dtype)}") for t in extra}
+        pointers = {name: array.data.ptr for name, array in {**arrays, **ready.own[stream]}.items()}
+        for launch in ready.launches:
+            launch.enqueue(stream, pointers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ready(device: int, name: str, shape: tuple[int, ...], dtype: str, variant: str | None, vec: int, tail: tuple[Scalar, ...]) -> _Ready:
+    from cudalab import results
+    from cudalab.registry import ops
+    gpu = _gpu(device)
+    op = ops()[name]
+    problem = op.problem(dict(zip(op.dims, shape)), dtype, variant)
+    step, config = choose(name, problem, vec, gpu.device.sm)
+    kept = results.tuned(step, gpu.device.name, problem)
+    try:
+        plan = step.plan(problem, step.config(problem, kept if kept and kept.get("VEC", 1) <= vec else config))
+    except BadShape as error:
+        raise LabError(f"no step for {problem}: {error}") from None
+    plan = with_tail(plan, tail)
+    return _Ready(plan, tuple(gpu.launches(plan)), {})
+
+
+@functools.cache
+def _gpu(device: int):
+    from cudalab.gpu import Gpu
+    return Gpu(device)

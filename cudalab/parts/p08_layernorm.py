@@ -1,0 +1,88 @@
+"""Part 8: LayerNorm over rows of any length."""
+
+from cudalab.dtypes import itemsize
+from cudalab.expressions import cdiv
+from cudalab.parts import rows
+from cudalab.spec import Launch, Op, f32
+
+TITLE = "summing across threads: LayerNorm"
+EPS = 1e-5  # as PyTorch's users take it
+
+
+def normalised(x):
+    """Each row less its mean, and the root of its variance."""
+    distance = x - x.mean(1, keepdims=True)
+    return distance, ((distance * distance).mean(1, keepdims=True) + EPS) ** 0.5
+
+
+def reference(x, w, b):
+    distance, deviation = normalised(x)
+    return distance / deviation * w + b
+
+
+def scale(x, w, b):
+    """The mean is as exact as x is large; what is left after it is taken off may be small."""
+    _, deviation = normalised(x)
+    return (abs(x) + abs(x).mean(1, keepdims=True)) / deviation * abs(w) + abs(b)
+
+
+layernorm = Op(
+    "layernorm",
+    title="y = (x - mean) over the standard deviation, times w, plus b, for each row",
+    dims=rows.DIMS,
+    dtypes=rows.DTYPES,
+    inputs=dict(x="M, N", w="N", b="N"),
+    outputs=dict(y="M, N"),
+    reference=reference,
+    scale=scale,
+    depth=rows.added_in_order,
+    flops=lambda p: 8 * p.M * p.N,
+    bytes=lambda p: rows.moved(p) + 2 * itemsize(p.dtype) * p.N,
+    kinds=("normal",),
+    samples=(dict(x=0, y=0),),
+    peers=("copy",),
+    shapes=rows.SHAPES,
+)
+
+ops = (layernorm,)
+
+
+def arguments(p):
+    return "x", "w", "b", "y", "M", "N", *rows.packed(p), f32(EPS)
+
+
+@layernorm.step(1, THREADS=256)
+def two_moments(p, c):
+    yield Launch("layernorm", grid=p.M, block=c.THREADS, args=arguments(p))
+
+
+@layernorm.step(2, THREADS=512, VEC=rows.widest, tune=dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8)))
+def welford(p, c):
+    rows.check_width(p, c)
+    yield Launch("layernorm", grid=p.M, block=c.THREADS, args=arguments(p))
+
+
+@layernorm.step(3, **rows.IN_REGISTERS, EARLY=0, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+def registers(p, c):
+    rows.check_held(p, c)
+    yield Launch("layernorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
+
+
+@layernorm.step(4, **rows.IN_SHARED, tune=rows.TUNE_SHARED, zero=("HINT",))
+def shared(p, c):
+    rows.check_width(p, c)
+    rows.check_shared(p)
+    yield Launch("layernorm", grid=p.M, block=c.THREADS, smem=cdiv(p.N * itemsize(p.dtype), 16) * 16, args=arguments(p))
+
+
+@layernorm.step(5, min_sm=90, **rows.ACROSS, EARLY=0, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+def cluster(p, c):
+    rows.check_held(p, c)
+    yield Launch("layernorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))
+
+
+@layernorm.step(6, min_sm=90, **rows.PIPELINED, tune=rows.TUNE_PIPELINED, zero=("HINT",))
+def pipelined(p, c):
+    rows.check_pipelined(p, c)
+    cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None
+    yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))

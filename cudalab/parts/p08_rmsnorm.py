@@ -1,0 +1,69 @@
+"""Part 8: RMSNorm over rows of any length."""
+
+from cudalab.dtypes import itemsize
+from cudalab.expressions import cdiv
+from cudalab.parts import rows
+from cudalab.spec import Launch, Op, f32
+
+TITLE = "summing across threads: RMSNorm"
+EPS = 1e-6  # as PyTorch's users take it
+
+
+def reference(x, w):
+    return x / ((x * x).mean(1, keepdims=True) + EPS) ** 0.5 * w
+
+
+rmsnorm = Op(
+    "rmsnorm",
+    title="y = x over the root of the mean of its squares, times w, for each row",
+    dims=rows.DIMS,
+    dtypes=rows.DTYPES,
+    inputs=dict(x="M, N", w="N"),
+    outputs=dict(y="M, N"),
+    reference=reference,
+    scale=lambda x, w: abs(reference(x, w)),
+    depth=rows.added_in_order,
+    flops=lambda p: 4 * p.M * p.N,
+    bytes=lambda p: rows.moved(p) + itemsize(p.dtype) * p.N,
+    kinds=("normal",),
+    samples=(dict(x=0, y=0),),
+    peers=("copy",),
+    shapes=rows.SHAPES,
+)
+
+ops = (rmsnorm,)
+
+
+def arguments(p):
+    return "x", "w", "y", "M", "N", *rows.packed(p), f32(EPS)
+
+
+@rmsnorm.step(1, THREADS=256)
+def two_passes(p, c):
+    yield Launch("rmsnorm", grid=p.M, block=c.THREADS, args=arguments(p))
+
+
+@rmsnorm.step(2, **rows.IN_REGISTERS, EARLY=1, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+def registers(p, c):
+    rows.check_held(p, c)
+    yield Launch("rmsnorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
+
+
+@rmsnorm.step(3, **rows.IN_SHARED, tune=rows.TUNE_SHARED, zero=("HINT",))
+def shared(p, c):
+    rows.check_width(p, c)
+    rows.check_shared(p)
+    yield Launch("rmsnorm", grid=p.M, block=c.THREADS, smem=cdiv(p.N * itemsize(p.dtype), 16) * 16, args=arguments(p))
+
+
+@rmsnorm.step(4, min_sm=90, **rows.ACROSS, EARLY=1, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+def cluster(p, c):
+    rows.check_held(p, c)
+    yield Launch("rmsnorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))
+
+
+@rmsnorm.step(5, min_sm=90, **rows.PIPELINED, tune=rows.TUNE_PIPELINED, zero=("HINT",))
+def pipelined(p, c):
+    rows.check_pipelined(p, c)
+    cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None
+    yield Launch("rmsnorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))

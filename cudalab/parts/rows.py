@@ -1,0 +1,164 @@
+"""What the ladders over rows share: sizes, and how a row is spread over threads."""
+
+import math
+
+from cudalab.dtypes import itemsize
+from cudalab.errors import BadConfig, BadShape
+from cudalab.expressions import cdiv
+from cudalab.spec import i64, shapes
+
+DIMS = ("M", "N")
+DTYPES = ("bf16", "f16", "f32")
+SHAPES = dict(
+    emulate=shapes("3x1100 5x33 2x1", DIMS),
+    check=shapes("64x1024 7x1 1x77 1x1 33x129 5x8192 3x16384 2x151936 2x65537 1x262144 1x262143 257x96 1000x8 4099x33", DIMS),
+    bench=shapes("32768x4096 8192x8192 4096x151936 524288x1024 262144x2048 131072x4096 65536x8192 32768x16384 16384x32768 8192x65536 "
+                 "4096x131072 2048x262144 1048576x64 1x151936", DIMS))
+REGISTERS = 32  # of a thread, for its part of the row
+SHARED_BYTES = 160 * 1024  # of a block, for a row: what sm_80 has, less what the reduction needs
+
+
+def added_in_order(p):
+    """Terms that a thread of a row adds in order; the rest is added in a tree, whose depth hardly counts."""
+    return 16 + p.N // 256
+
+
+def moved(p):
+    """Bytes of one read and one write of everything."""
+    return 2 * itemsize(p.dtype) * p.M * p.N
+
+
+def packed(p):
+    """Elements from one row to the next, of x and of y."""
+    return i64(p.N), i64(p.N)
+
+
+def widest(p):
+    """Elements of the widest load: as many as 16 bytes hold and rows of N keep aligned."""
+    return math.gcd(p.N, 16 // itemsize(p.dtype))
+
+
+def check_width(p, c):
+    """Raises BadConfig for VEC elements that rows of N do not keep aligned."""
+    if widest(p) % c.VEC:
+        raise BadConfig(f"VEC={c.VEC}: rows of {p.N} elements of {p.dtype} can move {widest(p)} at once, or 1, 2, 4 where that is fewer")
+
+
+def packs(p, vec):
+    """Loads of `vec` elements that a row takes."""
+    return cdiv(p.N, vec)
+
+
+def lanes(p, c):
+    """Threads of a row in one block: one a pack up to a warp, then whole warps that have about four packs a thread."""
+    count = packs(p, c.VEC)
+    return 1 << (count - 1).bit_length() if count <= 32 else min(1024, 32 * cdiv(count, 128))
+
+
+def rows_of_block(p, c):
+    """Rows of a block, so that short ones make 128 threads together."""
+    return max(1, 128 // c.LANES) if c.LANES <= 32 else 1
+
+
+def blocks_of_row(p, c):
+    """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it."""
+    return next((blocks for blocks in (2, 4) if packs(p, c.VEC) <= 5 * 512 * blocks), 8)
+
+
+def lanes_of_cluster(p, c):
+    """Threads of each block of the cluster: few that have five packs each, or where the row is longer, 1024 or as many as make eight."""
+    share = cdiv(packs(p, c.VEC), c.CLUSTER)
+    return next((threads for threads in (128, 256, 512) if share <= 5 * threads), min(1024, 32 * cdiv(cdiv(share, 8), 32)))
+
+
+def held(p, c):
+    """Packs of a row that each of its threads holds."""
+    return cdiv(packs(p, c.VEC), c.LANES * c.get("CLUSTER", 1))
+
+
+def fits(p, vec, threads):
+    """Whether the registers of so many threads hold a row."""
+    return cdiv(packs(p, vec), threads) * max(4, vec * itemsize(p.dtype)) <= 4 * REGISTERS
+
+
+def check_held(p, c):
+    """Raises BadShape for a row that the registers of its threads cannot hold, BadConfig where VECS packs a thread are not what it takes."""
+    check_width(p, c)
+    threads = c.LANES * c.get("CLUSTER", 1)
+    if not fits(p, c.VEC, threads):
+        raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the registers of {threads} threads: take a later step")
+    if c.VECS != held(p, c):
+        raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {held(p, c)} packs of {c.VEC} each")
+
+
+def check_shared(p):
+    """Raises BadShape for a row that the shared memory of a block cannot hold."""
+    if p.N * itemsize(p.dtype) > SHARED_BYTES:
+        raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the shared memory of a block: take another step")
+
+
+def share(p, c):
+    """Packs of a row that one block of its cluster has."""
+    return cdiv(packs(p, c.VEC), c.CLUSTER)
+
+
+def blocks_of_pipeline(p, c):
+    """Blocks of the cluster: one where a row and the next fit a block's part of shared memory, else as many as make them fit."""
+    return next((blocks for blocks in (1, 2, 4) if packs(p, c.VEC) <= 2048 * blocks), 8)
+
+
+def lanes_of_pipeline(p, c):
+    """Threads of a block: about four packs each of its share of a row, 1024 at most."""
+    return min(1024, 32 * cdiv(share(p, c), 128))
+
+
+def held_of_share(p, c):
+    """Packs of its block's share that a thread holds."""
+    return cdiv(share(p, c), c.LANES)
+
+
+def stages(p, c):
+    """Rows under way to a block: about 32 KiB of them, at least two."""
+    return max(2, min(8, 32 * 1024 // (16 * share(p, c))))
+
+
+def blocks_that_stay(p, c):
+    """Blocks of the whole launch: as many as fill a device of 132 multiprocessors by threads or by shared memory."""
+    fit = min(2048 // c.LANES, 220 * 1024 // (c.STAGES * 16 * share(p, c) + 2048), 16, 65536 // (48 * c.LANES))
+    return 132 * max(1, fit)
+
+
+def check_pipelined(p, c):
+    """Raises BadShape for rows that are not whole packs of 16 bytes or do not fit, BadConfig where VECS packs a thread are not what it takes."""
+    if p.N * itemsize(p.dtype) % 16:
+        raise BadShape(f"rows of {p.N} elements of {p.dtype} are not a multiple of 16 bytes, which bulk copies move: take an earlier step")
+    if c.VEC * itemsize(p.dtype) != 16 or c.VECS != held_of_share(p, c):
+        raise BadConfig(f"VEC={c.VEC}, VECS={c.VECS}: a pack is 16 bytes, and {c.LANES} threads hold {held_of_share(p, c)} each")
+    if held_of_share(p, c) > REGISTERS // 4:
+        raise BadConfig(f"LANES={c.LANES}: {held_of_share(p, c)} packs of 16 bytes a thread do not fit its registers")
+
+
+def clusters(p, c):
+    """Clusters of the launch: what GRID blocks make, and no more than there are rows."""
+    return max(1, min(p.M, c.GRID // c.CLUSTER))
+
+
+def room(p, c):
+    """Bytes of shared memory for the rows under way."""
+    return c.STAGES * 16 * share(p, c)
+
+
+# Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
+# thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
+IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
+TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2, 3))
+ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=1, HINT=2)
+TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 768, 800, 1024), BLOCKS=(1, 2, 3, 4),
+                   HINT=(0, 1, 2, 3))
+# GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
+PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages, GRID=blocks_that_stay, BLOCKS=1,
+                 HINT=1)
+TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024), STAGES=(1, 2, 3, 4, 6, 8, 16),
+                      GRID=(132, 264, 396, 528, 660, 792, 1056, 1584, 2112), HINT=(0, 1))
+IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
+TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2, 3))

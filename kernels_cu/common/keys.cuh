@@ -1,0 +1,23 @@
+// Floats as integers that sort the same way, so that a maximum and its place travel in one 64-bit number.
+#pragma once
+
+// Larger floats have larger keys; -0 and +0 the same one; NaN has the largest, as NumPy's argmax has it.  No key is 0.
+__device__ __forceinline__ unsigned key_of(float x) {
+    const unsigned bits = __float_as_uint(x + 0.0f);  // -0 becomes +0
+    const unsigned key = bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+    return x != x ? 0xffffffffu : key;
+}
+
+// The key above, the place below, turned round: of equal keys the lowest place makes the largest number.
+__device__ __forceinline__ unsigned long long placed(unsigned key, unsigned place) {
+    return static_cast<unsigned long long>(key) << 32 | (0xffffffffu - place);
+}
+
+// The largest of a warp's, by its integer reductions: first the key, then the place of those who have it.
+__device__ __forceinline__ unsigned long long largest_of_warp(unsigned long long own) {
+    const unsigned key = static_cast<unsigned>(own >> 32), largest = __reduce_max_sync(0xffffffffu, key);
+    return static_cast<unsigned long long>(largest) << 32
+           | __reduce_max_sync(0xffffffffu, key == largest ? static_cast<unsigned>(own) : 0u);
+}
+
+__device__ __forceinline__ long long place_of(unsigned long long placed) { return 0xffffffffu - static_cast<unsigned>(placed); }

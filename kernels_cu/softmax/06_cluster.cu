@@ -1,0 +1,73 @@
+// Cluster: the blocks of a cluster share a row, and exchange their pairs through each other's shared memory.
+//
+// Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
+// Now: each block keeps a part of the row in registers.  Every warp writes its maximum and its sum into every block of the cluster; after one
+// barrier of the cluster each warp joins them all, so nobody waits twice.
+// A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
+// Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
+
+#include "distributed.cuh"
+#include "exponential.cuh"
+#include "reduce.cuh"
+#include "stream.cuh"
+
+constexpr int WARPS = LANES / 32, SLOTS = WARPS * CLUSTER;
+
+static_assert(LANES % 32 == 0 && LANES <= 1024 && CLUSTER <= 16, "LANES is a number of whole warps, at most 1024; CLUSTER at most 16");
+
+extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const element* x, element* y, int M, int N, long long stride_x,
+                                                                    long long stride_y) {
+    __shared__ float maxima[SLOTS], sums[SLOTS];
+    const int rank = cluster_rank(), row = blockIdx.x / CLUSTER, t = rank * LANES + threadIdx.x;
+    x += row * stride_x, y += row * stride_y;
+    cluster_arrive();  // this block runs, so that others may write into its shared memory; they wait for that below
+
+    Pack<element, VEC> held[VECS];
+#pragma unroll
+    for (int v = 0; v < VECS; ++v) {
+        const int n = (v * CLUSTER * LANES + t) * VEC;
+        held[v] = n < N ? read<HINT, VEC>(x + n) : lowest<VEC>();
+    }
+    float largest = minus_infinity(), sum = 0.0f;
+#pragma unroll
+    for (int v = 0; v < VECS; ++v) {
+        float e[VEC];
+        unpack(e, held[v]);
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, e[i]);
+    }
+    largest = reduce_lanes<32>(largest, Larger{});
+    float shift = shift_of(largest);
+#pragma unroll
+    for (int v = 0; v < VECS; ++v) {
+        float e[VEC];
+        unpack(e, held[v]);
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) sum += exponential(e[i] - shift);
+    }
+    sum = reduce_lanes<32>(sum, Add{});
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    cluster_wait();  // every block of the cluster runs
+    if (lane < CLUSTER) {
+        store_remote(&maxima[rank * WARPS + warp], lane, largest);
+        store_remote(&sums[rank * WARPS + warp], lane, sum);
+    }
+    cluster_arrive();
+    cluster_wait();  // every warp of the row has written its pair here; nobody leaves while another may still write to it
+    shift = shift_of(reduce_slots<SLOTS>(maxima, Larger{}));
+    sum = 0.0f;
+#pragma unroll
+    for (int first = 0; first < SLOTS; first += 32) {
+        if (first + lane < SLOTS) sum += sums[first + lane] * exponential(maxima[first + lane] - shift);
+    }
+    const float factor = 1.0f / reduce_lanes<32>(sum, Add{});
+#pragma unroll
+    for (int v = 0; v < VECS; ++v) {
+        const int n = (v * CLUSTER * LANES + t) * VEC;
+        float e[VEC];
+        unpack(e, held[v]);
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) e[i] = exponential(e[i] - shift) * factor;
+        if (n < N) write<HINT>(y + n, pack<element, VEC>(e));
+    }
+}
