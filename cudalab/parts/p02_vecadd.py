@@ -24,7 +24,6 @@ def _sum(name: str, title: str, peers: tuple[str, ...], bench: str) -> Op:
         bytes=lambda p: 12 * p.N,
         samples=(dict(A=0, B=0, C=0),),
         peers=peers,
-        rate="bytes",
         shapes=dict(
             emulate=shapes("5003 1", DIMS),
             check=shapes("1 3 33 1000 4096 65537 1000003 2097152 16777219", DIMS),
