@@ -1,7 +1,7 @@
 // Fast accumulation: e4m3 with one scale for A and one for B, sums left where the tensor cores keep them.
 //
 // The instruction adds up with fewer bits than float32 has, and nothing is done about it: the quickest way, and the least exact.
-// A block owns one BM x BN tile of C after another; loads, products and stores overlap as in step 11 of tcgemm. The product of
+// A block owns one BM x BN tile of C after another; loads, products and stores overlap as in tcgemm/11_overlapped. The product of
 // the two scales is applied on the way out.
 // Limited now by: the bits that the sums lack (see step 3), and grids of too few tiles (see step 2).
 
@@ -13,9 +13,6 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-#ifndef FIRST_ARRIVE
-#define FIRST_ARRIVE cluster_arrive
-#endif
 constexpr int LINE = 128;                                  // bytes of K in a slice: a row of the swizzle
 constexpr int BK = LINE;                                   // bytes are elements
 constexpr int THREADS = 128 * (CONSUMERS + 1);
@@ -48,8 +45,8 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         fence_mbarrier_init();
         tma_prefetch_map(A), tma_prefetch_map(B), tma_prefetch_map(C);
     }
-    if constexpr (CLUSTER > 1) FIRST_ARRIVE(), cluster_wait();  // no block signals barriers that another has yet to make
-    else __syncthreads();                                         // the barriers are made before anyone uses them
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block signals barriers that another has yet to make
+    else __syncthreads();                                           // the barriers are made before anyone uses them
     launch_dependents();
 
     const int rows = (M + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), cols = (N + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);

@@ -1,9 +1,9 @@
 // Fast accumulation where tiles are few: K is split inside a cluster.
 //
 // Before: few tiles kept few multiprocessors busy.
-// Now: as in step 12 of tcgemm, the SPLIT blocks of a cluster take a piece of K each and add up through distributed shared
+// Now: as in tcgemm/12_split_k, the SPLIT blocks of a cluster take a piece of K each and add up through distributed shared
 // memory; the sums between blocks are float32, those within a block the tensor cores'.
-// A cluster owns CLUSTER_M x CLUSTER_N tiles of BM x BN, once; a block adds up its share of the columns of its tile.
+// A cluster owns one tile of BM x BN; a block adds up its share of the tile's columns.
 // Limited now by: memory, and the bits that the sums lack (see step 3).
 
 #include "cluster.cuh"
@@ -13,22 +13,17 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-#ifndef FIRST_ARRIVE
-#define FIRST_ARRIVE cluster_arrive
-#endif
 constexpr int LINE = 128;                             // bytes of K in a slice: a row of the swizzle
 constexpr int BK = LINE;                              // bytes are elements
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int WM = BM / CONSUMERS, PARTS = WM / 64;   // rows of a consumer, and how many wgmma they take
-constexpr int CLUSTER = CLUSTER_M * CLUSTER_N * SPLIT;
 constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE;  // bytes
 constexpr int PIECE = BN / 2 / SPLIT, QUADS = PARTS * PIECE / 4;    // sums of a thread that one block adds up, in fours
 constexpr unsigned SLOT = CONSUMERS * QUADS * 128 * 16;             // bytes of what one block sends another
 
 static_assert(CONSUMERS * PARTS * 64 == BM && BN % 8 == 0 && BN <= 256, "BM, BN: 64 rows or a multiple a consumer, columns in eights");
 static_assert(BN % (8 * SPLIT) == 0, "SPLIT: every block adds up whole groups of 8 columns");
-static_assert(BM % (8 * CLUSTER_N) == 0 && BN % (8 * CLUSTER_M) == 0, "CLUSTER_M, CLUSTER_N: parts of whole swizzles");
-static_assert(CLUSTER <= 8, "CLUSTER_M, CLUSTER_N, SPLIT: a cluster has at most 8 blocks");
+static_assert(SPLIT <= 8, "SPLIT: a cluster has at most 8 blocks");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, output* __restrict__ C,
@@ -37,105 +32,87 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
     const unsigned base = shared_address(shared), slots = base + STAGES * STAGE, barriers = slots + (SPLIT - 1) * SLOT;
     const auto full = [&](int stage) { return barriers + 8 * stage; };
     const auto empty = [&](int stage) { return barriers + 8 * (STAGES + stage); };
-    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), rank = CLUSTER > 1 ? cluster_rank() : 0;
-    const int rank_m = rank % CLUSTER_M, rank_n = rank / CLUSTER_M % CLUSTER_N, split = rank / (CLUSTER_M * CLUSTER_N);
-    const auto block_of = [&](int m, int n, int s) { return (s * CLUSTER_N + n) * CLUSTER_M + m; };
+    const unsigned arrived = barriers + 16 * STAGES;  // the barrier of what other blocks send
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), split = SPLIT > 1 ? cluster_rank() : 0;
 
     if (threadIdx.x == 0) {
+        tma_prefetch_map(A), tma_prefetch_map(B);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(full(stage), 1);
-            mbarrier_init(empty(stage), CONSUMERS * (CLUSTER_M + CLUSTER_N - 1));
+            mbarrier_init(empty(stage), CONSUMERS);
         }
+        if (SPLIT > 1) mbarrier_init(arrived, 1);
         fence_mbarrier_init();
-        tma_prefetch_map(A), tma_prefetch_map(B);
+        if (SPLIT > 1) mbarrier_expect(arrived, (SPLIT - 1) * SLOT);
     }
-    if constexpr (CLUSTER > 1) FIRST_ARRIVE(), cluster_wait();  // no block signals barriers that another has yet to make
-    else __syncthreads();                                         // the barriers are made before anyone uses them
+    __syncthreads();  // the barriers are made before anyone uses them
+    if constexpr (SPLIT > 1) cluster_arrive();
     launch_dependents();
 
-    const int rows = (M + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), cols = (N + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
-    const int tile = blockIdx.x / CLUSTER, band = tile / (RASTER * cols), in_band = tile % (RASTER * cols);
-    const int height = min(RASTER, rows - band * RASTER);
-    const int row = ((band * RASTER + in_band % height) * CLUSTER_M + rank_m) * BM, col = (in_band / height * CLUSTER_N + rank_n) * BN;
-    const int slices = (K + BK - 1) / BK, first = slices * split / SPLIT, last = slices * (split + 1) / SPLIT;
+    const int rows = (M + BM - 1) / BM, cols = (N + BN - 1) / BN, slices = (K + BK - 1) / BK;
+    const int tile = blockIdx.x / SPLIT, band = tile / (RASTER * cols), in_band = tile % (RASTER * cols);
+    const int height = min(RASTER, rows - band * RASTER), row = (band * RASTER + in_band % height) * BM, col = in_band / height * BN;
+    const int first = slices * split / SPLIT, last = slices * (split + 1) / SPLIT;
 
     if (group == 0) {
-        lower_registers<40>();
         if (threadIdx.x == 0) {
             wait_for_launch();
             int stage = 0, round = 0;
-            unsigned short sharing_a = 0, sharing_b = 0;
-            for (int i = 0; i < CLUSTER_N; ++i) sharing_a |= 1 << block_of(rank_m, i, split);
-            for (int i = 0; i < CLUSTER_M; ++i) sharing_b |= 1 << block_of(i, rank_n, split);
-            const int part_a = rank_n * (BM / CLUSTER_N), part_b = rank_m * (BN / CLUSTER_M);
             for (int slice = first; slice < last; ++slice) {
                 mbarrier_wait(empty(stage), round ^ 1);
                 mbarrier_expect(full(stage), STAGE);
-                const unsigned to_a = base + stage * STAGE + part_a * LINE, to_b = base + stage * STAGE + TILE_A + part_b * LINE;
-                if constexpr (CLUSTER_N > 1) tma_load_multicast(to_a, A, slice * BK, row + part_a, full(stage), sharing_a);
-                else tma_load(to_a, A, slice * BK, row, full(stage));
-                if constexpr (CLUSTER_M > 1) tma_load_multicast(to_b, B, slice * BK, col + part_b, full(stage), sharing_b);
-                else tma_load(to_b, B, slice * BK, col, full(stage));
+                tma_load(base + stage * STAGE, A, slice * BK, row, full(stage));
+                tma_load(base + stage * STAGE + TILE_A, B, slice * BK, col, full(stage));
                 if (++stage == STAGES) stage = 0, round ^= 1;
             }
         }
         __syncwarp();  // the warp goes to the cluster's barrier as one
-        if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block goes while others may still signal or write to it
+        if constexpr (SPLIT > 1) cluster_wait();
     } else {
-        raise_registers<CONSUMERS == 1 ? 240 : 232>();
         const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-        const auto release = [&](int stage) {  // tell all who load into this stage that it has been read
-            if (thread != 0) return;
-            if constexpr (CLUSTER_M * CLUSTER_N == 1) mbarrier_arrive(empty(stage));
-#pragma unroll
-            for (int i = 0; CLUSTER_M * CLUSTER_N > 1 && i < CLUSTER_N; ++i) mbarrier_arrive_at(empty(stage), block_of(rank_m, i, split));
-#pragma unroll
-            for (int i = 1; i < CLUSTER_M; ++i) mbarrier_arrive_at(empty(stage), block_of((rank_m + i) % CLUSTER_M, rank_n, split));
-        };
         const unsigned long long from_a = wgmma_descriptor<LINE>(base + consumer * WM * LINE, 16, 1024);
         const unsigned long long from_b = wgmma_descriptor<LINE>(base + TILE_A, 16, 1024);
         float sums[PARTS][BN / 2];
 #pragma unroll
         for (int i = 0; i < PARTS * BN / 2; ++i) sums[i / (BN / 2)][i % (BN / 2)] = 0;  // a piece of K may be empty
         int stage = 0, round = 0, before = 0;
-        float scale = 0;
         for (int slice = first; slice < last; ++slice) {
             mbarrier_wait(full(stage), round);
-            if (slice == first) scale = load_global(SA) * load_global(SB);  // not earlier: now the launch ahead has ended
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < LINE / 32; ++k)
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part)
                     wgmma<E4M3>(sums[part], from_a + ((stage * STAGE + part * 64 * LINE + k * 32) >> 4),
-                                              from_b + ((stage * STAGE + k * 32) >> 4), 1);
+                                from_b + ((stage * STAGE + k * 32) >> 4), 1);
             wgmma_commit();
             wgmma_wait<1>();
-            if (slice > first) release(before);
+            if (slice > first && thread == 0) mbarrier_arrive(empty(before));
             before = stage;
             if (++stage == STAGES) stage = 0, round ^= 1;
         }
         wgmma_wait<0>();
-        if (CLUSTER > 1 && first < last) release(before);  // others wait for it to end, nobody to load
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) pin(sums[part]);
+        wait_for_launch();  // long over, but where this block's piece of K is empty nobody has waited for it
+        const float scale = load_global(SA) * load_global(SB);
 
         if constexpr (SPLIT > 1) {
+            cluster_wait();  // the others have made the barrier that counts what they get
             // quad q of a thread: four neighbouring sums; lanes side by side, so that a warp writes whole lines
             const unsigned own = slots + (consumer * QUADS * 128 + thread) * 16;
 #pragma unroll
             for (int to = 0; to < SPLIT; ++to) {
                 if (to == split) continue;
-                const unsigned there = cluster_address(own + (split - (split > to)) * SLOT, block_of(rank_m, rank_n, to));
+                const unsigned there = cluster_address(own + (split - (split > to)) * SLOT, to), counted = cluster_address(arrived, to);
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
                     const float* const s = &sums[q / (PIECE / 4)][to * PIECE + q % (PIECE / 4) * 4];
-                    store_cluster(there + q * 128 * 16, s[0], s[1], s[2], s[3]);
+                    store_cluster_async(there + q * 128 * 16, s[0], s[1], s[2], s[3], counted);
                 }
             }
+            mbarrier_wait_cluster(arrived, 0);  // all that others send has come; what this block sent, they wait for before they end
         }
-        if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all sums have come; no block goes while others may still signal it
-        if (first == last) scale = load_global(SA) * load_global(SB);  // what an empty piece of K has not read yet
 
 #pragma unroll
         for (int piece = 0; piece < SPLIT; ++piece) {

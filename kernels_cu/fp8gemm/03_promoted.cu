@@ -16,9 +16,6 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-#ifndef FIRST_ARRIVE
-#define FIRST_ARRIVE cluster_arrive
-#endif
 constexpr int LINE = 128;                                  // bytes of K in a slice: a row of the swizzle
 constexpr int BK = LINE;                                   // bytes are elements
 constexpr int THREADS = 128 * (CONSUMERS + 1);
@@ -49,8 +46,8 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         fence_mbarrier_init();
         tma_prefetch_map(A), tma_prefetch_map(B), tma_prefetch_map(C);
     }
-    if constexpr (CLUSTER > 1) FIRST_ARRIVE(), cluster_wait();  // no block signals barriers that another has yet to make
-    else __syncthreads();                                         // the barriers are made before anyone uses them
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block signals barriers that another has yet to make
+    else __syncthreads();                                           // the barriers are made before anyone uses them
     launch_dependents();
 
     const int rows = (M + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), cols = (N + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);

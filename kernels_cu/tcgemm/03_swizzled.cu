@@ -1,4 +1,4 @@
-// Swizzled: the sixteen-byte units of a row are moved by the row's number, so that the rows of a matrix lie in different banks.
+// Swizzled: sixteen-byte units are moved by their row's number, so that the rows of a matrix lie in different banks.
 //
 // Before: the eight rows that one ldmatrix reads began at the same bank, so it took eight turns where one would do.
 // Now: unit u of row r lies at u exclusive-or r (of its low bits): eight rows of a matrix cover all banks once, and so do

@@ -60,8 +60,8 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
                 tma_load(base + stage * STAGE, A, slice * BK, row, full(stage));
 #pragma unroll
                 for (int i = 0; i < (TURNED ? BN / 64 : 1); ++i)
-                    tma_load(base + stage * STAGE + TILE_A + i * BK * LINE, B, TURNED ? col + 64 * i : slice * BK, TURNED ? slice * BK : col,
-                             full(stage));
+                    tma_load(base + stage * STAGE + TILE_A + i * BK * LINE, B, TURNED ? col + 64 * i : slice * BK,
+                             TURNED ? slice * BK : col, full(stage));
                 if (++stage == STAGES) stage = 0, round ^= 1;
             }
         }

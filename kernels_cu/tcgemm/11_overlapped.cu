@@ -1,7 +1,7 @@
 // Overlapped epilogue: C leaves through shared memory by stmatrix and TMA while the next tile is being multiplied.
 //
 // Before: sums went from registers straight to C in short pieces, and nothing was multiplied meanwhile.
-// Now: stmatrix puts sums into chunks of 64 rows of one swizzled line, so that no two rows of a matrix meet in a bank, and TMA
+// Now: stmatrix puts sums into chunks of rows of one swizzled line, so that no two rows of a matrix meet in a bank, and TMA
 // stores a chunk while the next one is filled and while the next tile's products run. With PINGPONG the two consumers take
 // turns with whole tiles, so that one multiplies while the other stores; else they share a tile, and SKEW lets the second
 // one follow some slices behind, to the same end.
@@ -17,9 +17,6 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-#ifndef FIRST_ARRIVE
-#define FIRST_ARRIVE cluster_arrive
-#endif
 constexpr int LINE = 128;                                  // bytes of K in a slice: a row of the swizzle
 constexpr int BK = LINE / Operand::bytes;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
@@ -57,8 +54,8 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
         fence_mbarrier_init();
         tma_prefetch_map(A), tma_prefetch_map(B), tma_prefetch_map(C);
     }
-    if constexpr (CLUSTER > 1) FIRST_ARRIVE(), cluster_wait();  // no block signals barriers that another has yet to make
-    else __syncthreads();                                         // the barriers are made before anyone uses them
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block signals barriers that another has yet to make
+    else __syncthreads();                                           // the barriers are made before anyone uses them
     launch_dependents();
 
     const int rows = (M + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), cols = (N + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
