@@ -176,8 +176,10 @@ def _relative(op: Op, problem: Problem, dtype: str, output, reference, scale, ex
         difference = xp.where((got == reference) | xp.isnan(got) & xp.isnan(reference), 0.0, xp.abs(got - reference))
     if exact or not is_float(dtype):
         return xp.where(xp.isfinite(difference), xp.where(difference == 0, 0.0, xp.inf), xp.nan)
-    if unit(dtype) > op.unit(problem):  # what rounding to the type allows is no error of the sum
-        difference = xp.maximum(difference - unit(dtype) * xp.abs(xp.where(xp.isfinite(reference), reference, 0.0)) - least(dtype) / 2, 0.0)
+    allowed = least(dtype) / 2  # what rounding to the type allows is no error of the sum
+    if unit(dtype) > op.unit(problem):
+        allowed = allowed + unit(dtype) * xp.abs(xp.where(xp.isfinite(reference), reference, 0.0))
+    difference = xp.maximum(difference - allowed, 0.0)
     with np.errstate(invalid="ignore"):
         relative = xp.where(difference == 0, 0.0, xp.where(scale == 0, xp.inf, difference / xp.where(scale == 0, 1.0, scale)))
     return xp.where(xp.isfinite(difference), relative, xp.nan)

@@ -42,7 +42,8 @@ def examine() -> list[Finding]:
         ("NVML", _nvml, "pip install nvidia-ml-py", "clock, power and temperature beside the times"),
         ("matplotlib", lambda: _distribution("matplotlib"), 'pip install -e ".[plot]"', "results --plot"),
         ("CUPTI", _cupti, 'pip install -e ".[trace]"  (in an environment of CUDA 13)', "trace, in full"),
-        ("ncu", lambda: _program("ncu"), "sudo apt install nsight-compute  (or developer.nvidia.com/nsight-compute)", "roofline by hardware counters"),
+        ("ncu", lambda: _program("ncu"), "sudo apt install nsight-compute  (or developer.nvidia.com/nsight-compute)",
+         "roofline by hardware counters"),
         ("compute-sanitizer", lambda: _program("compute-sanitizer"),
          "sudo apt install cuda-sanitizer-13-0  (NVIDIA's package repository; also in every CUDA toolkit)", "python -m pytest -m gpu"),
     )]

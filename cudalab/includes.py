@@ -10,6 +10,8 @@ from cudalab.spec import KERNELS
 COMMON = KERNELS / "common"
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 
+COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
 
 def headers(source: Path, text: bytes) -> tuple[dict[Path, bytes], bool]:
     """The headers found beside the source or in kernels_cu/common, by path, and whether any other is included, such as CUDA's own.
@@ -30,6 +32,11 @@ def headers(source: Path, text: bytes) -> tuple[dict[Path, bytes], bool]:
                 require_text(path, found[path])
                 pending.append((path, found[path]))
     return dict(sorted(found.items())), outside
+
+
+def code(text: bytes) -> bytes:
+    """A source without its comments and spaces: the same code has the same measurements."""
+    return b" ".join(COMMENT.sub(b" ", text).split())
 
 
 def require_text(path: Path, content: bytes) -> None:

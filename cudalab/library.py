@@ -155,17 +155,17 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     from cudalab.registry import resolve_step
     if name == "reduce":
         return resolve_step("reduce/last_block"), dict(VEC=vec)
+    vec = math.gcd(vec, rows.widest(problem))
     if name == "axis":
         if problem.variant.endswith("_first"):
             return resolve_step("axis/slabs"), dict(VEC=vec)
         return resolve_step("axis/packs" if problem.M >= MANY_ROWS else "axis/split"), dict(VEC=vec)
-    vec = math.gcd(vec, rows.widest(problem))
     if name == "argmax":
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
     if rows.packs(problem, vec) <= LONG_ROW or sm < 90 and rows.fits(problem, vec, 1024):
         idea = "registers"
-    elif sm >= 90 and rows.fits(problem, vec, 8 * 1024):
+    elif sm >= 90 and rows.fits(problem, vec, 1024, 16):
         idea = "cluster"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"

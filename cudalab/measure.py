@@ -150,10 +150,10 @@ def time_plan(gpu, plan: Plan, *, inputs: Mapping[str, np.ndarray] | None = None
               batches: int = PAIRS, seed: int = 0, protocol: str = "steady") -> Timing:
     """Check a plan, time it under a protocol without a peer, check it again.
 
-    inputs: NumPy arrays by name, held against the NumPy reference on the host (bit for bit where the outputs are integers); None: drawn and
-    checked as for `bench_step`.  cold: rotate over sets of buffers that together exceed L2; False: one set, whose data stay where the
-    caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their number.
-    Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
+    inputs: NumPy arrays by name; what is not given is drawn, and checked as for `bench_step`.  Where all are given, the NumPy reference on
+    the host decides (bit for bit where the outputs are integers).  cold: rotate over sets of buffers that together exceed L2; False: one
+    set, whose data stay where the caches keep them.  graph: time replays of a CUDA graph that holds the plan so many times, over their
+    number.  Raises WrongResult, OutOfMemory before anything is allocated, LabError otherwise.
     """
     bench = _Bench(gpu, plan, protocol, seed, False, None, lambda line: None, inputs=inputs, cold=cold, batches=batches)
     return bench.alone(graph)
@@ -174,7 +174,8 @@ class _Bench:
     def __init__(self, gpu, plan: Plan, protocol: str, seed: int, with_peer: bool, progress, say, *,
                  inputs: Mapping[str, np.ndarray] | None = None, cold: bool = True, batches: int = PAIRS):
         self.gpu, self.plan, self.op, self.protocol, self.seed, self.say = gpu, plan, plan.step.op, protocol, seed, say
-        self.inputs, self.cold, self.batches = inputs, cold, batches
+        self.inputs, self.cold, self.batches = inputs or {}, cold, batches
+        self.on_host = set(self.inputs) == set(self.op.inputs)  # nothing was drawn
         self.progress = progress or (lambda done, total, what: None)
         gpu.synchronize(plan.step.path)  # a context that an earlier kernel lost is said before anything else fails for it
         self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
@@ -201,8 +202,8 @@ class _Bench:
         with gpu.stream:
             rng = check.generator(self.seed, cupy)
             for _ in range(count):
-                given, kind = self.inputs, self.op.kinds[0]
-                drawn = check.draw(self.op, problem, kind, rng) if given is None else {n: self._placed(n, a) for n, a in given.items()}
+                drawn = {} if self.on_host else check.draw(self.op, problem, self.op.kinds[0], rng)
+                drawn |= {n: self._placed(n, a) for n, a in self.inputs.items()}
                 self.sets.append({**drawn, **gpu.allocate(outputs, str(problem)), **scratch})
                 self.peer_sets.append({**drawn, **gpu.allocate(outputs, str(problem))} if with_peer else None)
 
@@ -356,7 +357,7 @@ class _Bench:
         """Poison, run once, check: sampled rows and columns by NumPy, the whole by CuPy."""
         self.gpu.poison(self.plan.tensors.values(), self.sets[0])
         self._run_once(self.ours, 0)
-        if self.inputs is not None:
+        if self.on_host:
             return self._check_on_host(self.sets[0], "before the timing")
         verdict = check.check_on_device(self.gpu, self.op, self.plan.problem, self.sets[0], seed=self.seed)
         self._accept(verdict, "before the timing")
@@ -381,7 +382,7 @@ class _Bench:
             for number, buffers in enumerate(used):
                 if not all(finite(buffers[name], self.tensors[name].dtype) for name in self.op.outputs):
                     raise WrongResult(f"{self.plan.step.path} at {self.plan.problem}: after the timing set {number} holds NaN or infinity")
-        if self.inputs is not None:
+        if self.on_host:
             return self._check_on_host(used[-1], "after the timing")
         error = check.device_error(self.gpu, self.op, self.plan.problem, used[-1])
         self._accept(check.judge(self.op, self.plan.problem, error, exact=False, peer_error=peer_error), "after the timing")

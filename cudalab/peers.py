@@ -21,8 +21,8 @@ from cudalab.problem import Problem
 @dataclass(frozen=True)
 class Peer:
     """prepare(problem, buffers: tensor name -> CuPy array, stream) -> a call that enqueues the work; it may have an attribute `note` (what
-    was chosen).  missing() -> None, or why it cannot run and what installs it.  version() -> text.  ops: names, empty for any.
-    prepare raises LabError for a problem that it cannot do.  computes: False for what only moves the bytes, a roof measured in the same run: its result is not looked at."""
+    was chosen); LabError for a problem that it cannot do.  missing() -> None, or why it cannot run and what installs it.
+    version() -> text.  ops: names, empty for any.  computes: False for what only moves the same bytes: nobody looks at its result."""
 
     name: str
     title: str

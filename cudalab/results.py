@@ -229,12 +229,13 @@ def save_tuned(step: Step, device: str, problem: Problem, config: Mapping[str, i
 
 
 def source_digest(step: Step) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the step's source and the headers it includes: what a measurement belongs to."""
+    """What a measurement belongs to: 16 hexadecimal digits of the SHA-256 of the code, without comments, of a step and the headers of ours
+    that it includes."""
     import hashlib
     text = step.source.read_bytes()
-    digest = hashlib.sha256(text)
+    digest = hashlib.sha256(includes.code(text))
     for header in includes.headers(step.source, text)[0].values():
-        digest.update(header)
+        digest.update(includes.code(header))
     return digest.hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
 A roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor, cycles at start and end, nanoseconds at start
 and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the cycles from the first start to the
-last end; nothing outside of the kernel counts.  What DRAM delivers is timed from outside, as any kernel is.
+last end; nothing outside of the kernel counts.  What all multiprocessors share, DRAM and L2, is timed from outside, as any kernel is.
 """
 
 import statistics

@@ -7,7 +7,7 @@ def test_a_step_depends_on_its_own_headers_only(tmp_path, monkeypatch):
     step = registry.resolve_step("step12")
     from cudalab import includes
     found, outside = includes.headers(step.source, step.source.read_bytes())
-    assert [path.name for path in found] == ["ptx.cuh"] and not outside
+    assert [path.name for path in found] == ["ptx.cuh", "edges.cuh"] and not outside
     digest = results.source_digest(step)
     common = tmp_path / "common"
     common.mkdir()
@@ -16,5 +16,7 @@ def test_a_step_depends_on_its_own_headers_only(tmp_path, monkeypatch):
     assert results.source_digest(step) == digest
     (common / "mma.cuh").write_text("// another step's")
     assert results.source_digest(step) == digest
-    (common / "ptx.cuh").write_text("// changed")
+    (common / "ptx.cuh").write_text("// another comment\n" + (common / "ptx.cuh").read_text())
+    assert results.source_digest(step) == digest
+    (common / "ptx.cuh").write_text("int changed;")
     assert results.source_digest(step) != digest

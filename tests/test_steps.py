@@ -8,7 +8,7 @@ import re
 import pytest
 from kinds import few
 
-from cudalab import registry, report, tune
+from cudalab import includes, registry, report, tune
 from cudalab.errors import BadConfig, LabError
 from cudalab.expressions import cdiv
 from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
@@ -23,10 +23,17 @@ every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.path)
 
 
 def signature(step, entry):
-    """Parameters of a kernel as its source writes them: [(is a pointer, name)]."""
-    found = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)\s*\{{", step.source.read_text())
+    """Parameters of a kernel as its source, or a header of it, writes them: [(is a pointer, name)]."""
+    text = step.source.read_bytes()
+    texts = [text, *includes.headers(step.source, text)[0].values()]
+    found = next(filter(None, (re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)\s*\{{", t.decode()) for t in texts)), None)
     assert found, f"{step.source} has no kernel {entry}"
     return [("*" in parameter, re.findall(r"\w+", parameter)[-1]) for parameter in found[1].split(",")]
+
+
+def main_of(plan):
+    """The launch of a product's tiles, whatever comes before and after it."""
+    return next(launch for launch in plan.launches if launch.entry == "sgemm")
 
 
 def comment_of(lines, at):
@@ -67,7 +74,7 @@ def test_outputs_are_written(step, problem):
 def test_sgemm_blocks_cover_the_output(step, problem):
     """One block a tile unless the step has WORKERS (see below); one thread for its TM x TN outputs, in each of SLICES groups."""
     config = step.config(problem)
-    launch = step.plan(problem).launches[0]
+    launch = main_of(step.plan(problem))
     if "WORKERS" not in config:
         assert math.prod(launch.grid) == cdiv(problem.M, config.BM) * cdiv(problem.N, config.BN)
     assert math.prod(launch.block) * config.get("TM", 1) * config.get("TN", 1) == config.BM * config.BN * config.get("SLICES", 1)
@@ -82,8 +89,8 @@ def test_sgemm_workers_cover_every_slice_once(step, problem, workers):
     """The workers' pieces, cut as the kernel cuts them, hold every slice of every tile once; what one leaves another one takes."""
     config = step.config(problem, {} if workers is None else {"WORKERS": workers})
     plan = step.plan(problem, config)
-    main, *fringe = plan.launches
-    columns = main.args[-1].value
+    main, others = main_of(plan), [launch for launch in plan.launches if launch.entry != "sgemm"]
+    columns, pitch = (argument.value for argument in main.args[-2:])
     tiles, slices = cdiv(problem.M, config.BM) * cdiv(columns, config.BN), cdiv(problem.K, config.BK * config.SLICES)
     grid = math.prod(main.grid)
     assert grid == (min(config.WORKERS, tiles * slices) or tiles)
@@ -115,9 +122,10 @@ def test_sgemm_workers_cover_every_slice_once(step, problem, workers):
     assert plan.tensors["partial"].shape == (grid, config.BM, config.BN)
     assert (plan.tensors["flags"].shape, plan.tensors["flags"].role) == ((grid,), "state")
 
-    assert len(fringe) == (columns < problem.N) and columns <= problem.N
-    for launch in fringe:  # a warp a row of C
-        assert launch.entry == "sgemm_fringe" and launch.args[-1].value == columns
+    assert [launch.entry for launch in others] == ["sgemm_align"] * config.ALIGN + ["sgemm_fringe"] * (columns < problem.N)
+    assert columns <= problem.N and plan.tensors[main.args[1].name].shape == (problem.K, pitch) and pitch % config.VEC_N == 0
+    for launch in others[config.ALIGN:]:  # a warp a row of C
+        assert launch.args[-1].value == columns
         assert columns % config.BN == 0 and 0 < problem.N - columns <= config.FRINGE
         assert (math.prod(launch.grid) - 1) * math.prod(launch.block) < 32 * problem.M <= math.prod(launch.grid) * math.prod(launch.block)
 
@@ -126,7 +134,7 @@ def test_sgemm_workers_cover_every_slice_once(step, problem, workers):
 def test_sgemm_check_shapes_share_a_tile_and_leave_a_fringe(step):
     """`check` reaches all of the kernel: one shape at least where workers share tiles while a fringe is left."""
     plans = [step.plan(problem) for problem in step.op.shapes["check"]]
-    assert any(len(plan.launches) == 2 and plan.launches[0].grid[0] % cdiv(plan.problem.M, plan.config.BM) for plan in plans)
+    assert any(plan.launches[-1].entry == "sgemm_fringe" and main_of(plan).grid[0] % cdiv(plan.problem.M, plan.config.BM) for plan in plans)
 
 
 @pytest.mark.parametrize("step", STREAM_K, ids=lambda step: step.path)

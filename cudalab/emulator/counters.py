@@ -12,7 +12,8 @@ pairs read the same, half the passes do: if every active lane i reads the addres
 bytes takes one pass and a load of 16 bytes two ("Unexpected shared memory bank conflict", forums.developer.nvidia.com, answer by NVIDIA; on
 an H200 ncu counts 2 wavefronts for lanes so arranged, 4 for eight addresses read in rows).  Lanes that read one word share it; within a pass
 every further word that lies in a bank takes one wavefront more: wavefronts of a pass = the most distinct words in any bank.  `shared_ideal`
-is one wavefront a pass, and what is beyond it is excess: bank conflicts.
+is one wavefront a pass, and what is beyond it is excess: bank conflicts.  A copy through L1 (cp.async.ca) arrives a 128-byte line at a
+time: every further line that its warp reads takes one wavefront more (so ncu counts on an H200, tests/test_ncu.py).
 """
 
 import re
@@ -27,7 +28,7 @@ from cudalab.emulator.image import GLOBAL, Image
 from cudalab.emulator.memory import Place
 from cudalab.emulator.program import Instruction, Location
 
-SECTOR, BANKS, WORD = 32, 32, 4  # bytes, banks, bytes
+SECTOR, LINE, BANKS, WORD = 32, 128, 32, 4  # bytes, bytes, banks, bytes
 FIELDS = ("thread_instructions", "warp_instructions",
           "global_load_requests", "global_load_sectors", "global_load_bytes",
           "global_store_requests", "global_store_sectors", "global_store_bytes",
@@ -127,6 +128,7 @@ class Counters(Observer):
         self._seen: dict[tuple, tuple] = {}  # (id of a place, …) -> (the place, what was counted for it)
         self._read = self._written = np.zeros(0, bool)
         self._sectors = [0, 0]  # read, written: of memories that are no longer watched
+        self._lines_apart = 0  # of the copy whose source was just read
 
     # -- what the emulator tells
 
@@ -180,6 +182,8 @@ class Counters(Observer):
             self._add("local_bytes", site, lanes * size)
         elif space == "global":
             requests, sectors = self._once((place, "sectors", offset % SECTOR, size), sectors_asked, self._chunk, place, offset, size)
+            if ins.parts[:2] == ("cp", "async") and ins.has("ca"):
+                self._lines_apart = self._once((place, "lines", offset % LINE), lines_apart, self._chunk, place, offset)
             self._count(f"global_{way}", site, requests=requests, sectors=sectors, bytes=lanes * size)
             if way == "load" or kind == "atomic":
                 self._touch(self._read, place, offset, size)
@@ -190,6 +194,8 @@ class Counters(Observer):
             pairs = way == "load" and ins.parts[0] != "ldmatrix"
             found = self._once((place, "banks", pairs, offset % WORD, size), wavefronts, self._chunk, place, offset, size, pairs)
             requests, passes, needed = found
+            if kind == "copy":
+                needed, self._lines_apart = needed + self._lines_apart, 0
             self._count(f"shared_{way}", site, requests=requests, wavefronts=needed, ideal=passes, bytes=lanes * size)
 
     def async_read(self, index, size: int, lanes, site: int) -> None:
@@ -304,6 +310,12 @@ def sectors_asked(chunk, place: Place, offset: int, size: int) -> tuple[int, int
     unit = max(size, SECTOR)
     rows = rows_of_warps(chunk, place, offset, unit)
     return len(rows), int(np.count_nonzero(distinct(np.sort(rows, axis=1)))) * (unit // SECTOR)
+
+
+def lines_apart(chunk, place: Place, offset: int) -> int:
+    """Lines beyond the first that each warp reads, over all warps."""
+    rows = rows_of_warps(chunk, place, offset, LINE)
+    return int(np.count_nonzero(distinct(np.sort(rows, axis=1)))) - len(rows)
 
 
 def distinct(rows: np.ndarray) -> np.ndarray:

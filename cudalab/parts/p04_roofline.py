@@ -210,9 +210,9 @@ def targets(device, small=False):
         roof = COMPUTE.get(dtype, dtype)
         if roof not in rates:
             continue
-        blocks = 1 if roof == "fp8" else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
+        blocks = 1 if roof == "fp8" or small else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
         for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 256 * blocks, 64, 64)):
-            K = (64 if small else depth) // itemsize(dtype)
+            K = (32 if small else depth) // itemsize(dtype)
             N = 64 if small else columns
             R = rounds(rates[roof], 2 * rows * N * K)
             add(roof, through, step, dict(M=rows * sms, N=N, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
@@ -224,7 +224,7 @@ def targets(device, small=False):
     add("dram_copy", "ld, st.global", batched, sheet, None, roof_copy.bytes, "byte", both, outside=True)
     H = 8 if small else max(8, device.l2_bytes // 3 // (4 * W) // 8 * 8)
     sizes = dict(H=H, W=W, R=rounds(40, 4 * 4096 * H))
-    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True)
+    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True, outside=True)
     sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
     add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
     return found

@@ -170,9 +170,9 @@ def sliced_k(p, c):
 def stream_k(p, c):
     fringe = p.N % c.BN if p.N > c.BN and p.N % c.BN <= c.FRINGE else 0
     columns = p.N - fringe
-    pitch = cdiv(columns, 4) * 4 if c.ALIGN else p.N
-    if pitch % c.VEC_N:
-        raise BadConfig(f"VEC_N={c.VEC_N}: rows of N={p.N} floats can move {math.gcd(p.N, 4)} at once, or fewer; set ALIGN=1 for 4")
+    pitch = cdiv(columns, 4) * 4 if c.ALIGN else p.N  # floats from one row of B to the next
+    if c.VEC_N not in (1, 2, 4) or pitch % c.VEC_N:
+        raise BadConfig(f"VEC_N={c.VEC_N}: rows of {pitch} floats can move {math.gcd(pitch, 4)} at once, or fewer: 1, 2 or 4")
     check_ragged(p, c, c.BK * c.SLICES, columns)
     tiles_of_c = cdiv(p.M, c.BM) * cdiv(columns, c.BN)
     workers = min(c.WORKERS, tiles_of_c * cdiv(p.K, c.BK * c.SLICES)) or tiles_of_c

@@ -101,7 +101,8 @@ def stacked(p):
 
 
 @axis.step(5, WIDE=wide, DEEP=lambda p: 256 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
-           tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256), SLABS=(1, 2, 4, 8, 9, 17, 33, 66, 128, 264, 528, 1056), VEC=(1, 2, 4, 8),
+           tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256),
+                     SLABS=(1, 2, 4, 8, 9, 17, 33, 66, 128, 264, 528, 1056), VEC=(1, 2, 4, 8),
                      LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
 def slabs(p, c):
     rows.check_width(p, c)

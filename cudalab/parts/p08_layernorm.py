@@ -81,7 +81,8 @@ def cluster(p, c):
     yield Launch("layernorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))
 
 
-@layernorm.step(6, min_sm=90, **rows.PIPELINED, tune=rows.TUNE_PIPELINED, zero=("HINT",))
+@layernorm.step(6, min_sm=90, **rows.PIPELINED, KEEP=lambda p, c: int(c.VECS <= 3), tune=rows.TUNE_PIPELINED | dict(KEEP=(0, 1)),
+                zero=("HINT", "KEEP"))
 def pipelined(p, c):
     rows.check_pipelined(p, c)
     cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None

@@ -10,12 +10,12 @@ from cudalab.spec import i64, shapes
 DIMS = ("M", "N")
 DTYPES = ("bf16", "f16", "f32")
 SHAPES = dict(
-    emulate=shapes("3x1100 5x33 2x1", DIMS),
+    emulate=shapes("3x1104 5x33 2x1", DIMS),
     check=shapes("64x1024 7x1 1x77 1x1 33x129 5x8192 3x16384 2x151936 2x65537 1x262144 1x262143 257x96 1000x8 4099x33", DIMS),
     bench=shapes("32768x4096 8192x8192 4096x151936 524288x1024 262144x2048 131072x4096 65536x8192 32768x16384 16384x32768 8192x65536 "
                  "4096x131072 2048x262144 1048576x64 1x151936", DIMS))
-REGISTERS = 32  # of a thread, for its part of the row
-SHARED_BYTES = 160 * 1024  # of a block, for a row: what sm_80 has, less what the reduction needs
+REGISTERS, FEWER = 32, 28  # of a thread, for its part of the row: in blocks of up to 512 threads, and in larger ones
+SHARED_BYTES = 96 * 1024  # of a block, for a row: what sm_89 has, less what the reduction needs
 
 
 def added_in_order(p):
@@ -62,13 +62,14 @@ def rows_of_block(p, c):
 
 def blocks_of_row(p, c):
     """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it."""
-    return next((blocks for blocks in (2, 4) if packs(p, c.VEC) <= 5 * 512 * blocks), 8)
+    return next((blocks for blocks in (2, 4) if packs(p, c.VEC) <= 5 * 512 * blocks), 8 if fits(p, c.VEC, 1024, 8) else 16)
 
 
 def lanes_of_cluster(p, c):
-    """Threads of each block of the cluster: few that have five packs each, or where the row is longer, 1024 or as many as make eight."""
+    """Threads of each block of the cluster: few that have five packs each, 512 that have eight, else as many as make seven."""
     share = cdiv(packs(p, c.VEC), c.CLUSTER)
-    return next((threads for threads in (128, 256, 512) if share <= 5 * threads), min(1024, 32 * cdiv(cdiv(share, 8), 32)))
+    few = next((threads for threads, most in ((128, 5), (256, 5), (512, 8)) if share <= most * threads), None)
+    return few or min(1024, 32 * cdiv(cdiv(share, 7), 32))
 
 
 def held(p, c):
@@ -76,16 +77,16 @@ def held(p, c):
     return cdiv(packs(p, c.VEC), c.LANES * c.get("CLUSTER", 1))
 
 
-def fits(p, vec, threads):
-    """Whether the registers of so many threads hold a row."""
-    return cdiv(packs(p, vec), threads) * max(4, vec * itemsize(p.dtype)) <= 4 * REGISTERS
+def fits(p, vec, threads, blocks=1):
+    """Whether the registers of so many threads of so many blocks hold a row."""
+    return cdiv(packs(p, vec), threads * blocks) * max(4, vec * itemsize(p.dtype)) <= 4 * (REGISTERS if threads <= 512 else FEWER)
 
 
 def check_held(p, c):
-    """Raises BadShape for a row that the registers of its threads cannot hold, BadConfig where VECS packs a thread are not what it takes."""
+    """Raises BadShape for a row that its threads' registers cannot hold, BadConfig where VECS packs a thread are not what it takes."""
     check_width(p, c)
     threads = c.LANES * c.get("CLUSTER", 1)
-    if not fits(p, c.VEC, threads):
+    if not fits(p, c.VEC, c.LANES, c.get("CLUSTER", 1)):
         raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the registers of {threads} threads: take a later step")
     if c.VECS != held(p, c):
         raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {held(p, c)} packs of {c.VEC} each")
@@ -118,18 +119,19 @@ def held_of_share(p, c):
 
 
 def stages(p, c):
-    """Rows under way to a block: about 32 KiB of them, at least two."""
-    return max(2, min(8, 32 * 1024 // (16 * share(p, c))))
+    """Rows under way to a block: about 32 KiB of them, two where shared memory allows it."""
+    row = 16 * share(p, c)
+    return max(1, min(8, max(2, 32 * 1024 // row), 216 * 1024 // row))
 
 
 def blocks_that_stay(p, c):
     """Blocks of the whole launch: as many as fill a device of 132 multiprocessors by threads or by shared memory."""
     fit = min(2048 // c.LANES, 220 * 1024 // (c.STAGES * 16 * share(p, c) + 2048), 16, 65536 // (48 * c.LANES))
-    return 132 * max(1, fit)
+    return (132 if c.CLUSTER <= 2 else 128) * max(1, fit)  # clusters of 4 and 8 find room for 128 blocks in its groups of multiprocessors
 
 
 def check_pipelined(p, c):
-    """Raises BadShape for rows that are not whole packs of 16 bytes or do not fit, BadConfig where VECS packs a thread are not what it takes."""
+    """Raises BadShape for rows that are not whole packs of 16 bytes, BadConfig where VECS packs a thread are not what a row takes."""
     if p.N * itemsize(p.dtype) % 16:
         raise BadShape(f"rows of {p.N} elements of {p.dtype} are not a multiple of 16 bytes, which bulk copies move: take an earlier step")
     if c.VEC * itemsize(p.dtype) != 16 or c.VECS != held_of_share(p, c):
@@ -153,12 +155,13 @@ def room(p, c):
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
 TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2, 3))
 ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=1, HINT=2)
-TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 768, 800, 1024), BLOCKS=(1, 2, 3, 4),
+TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 704, 768, 1024), BLOCKS=(1, 2, 3, 4),
                    HINT=(0, 1, 2, 3))
 # GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
-PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages, GRID=blocks_that_stay, BLOCKS=1,
-                 HINT=1)
-TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024), STAGES=(1, 2, 3, 4, 6, 8, 16),
-                      GRID=(132, 264, 396, 528, 660, 792, 1056, 1584, 2112), HINT=(0, 1))
+PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages,
+                 GRID=blocks_that_stay, BLOCKS=1, HINT=1)
+TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 320, 384, 512, 608, 640, 1024),
+                      STAGES=(1, 2, 3, 4, 6, 8, 16), HINT=(0, 1),
+                      GRID=(128, 132, 256, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2, 3))

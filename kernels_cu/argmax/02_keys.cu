@@ -2,8 +2,8 @@
 //
 // Before: each meeting compared values for order and for NaN, and places.
 // Now: a float's bits, turned so that they sort as it does, with NaN above all, stand over the place turned round (see keys.cuh).  A thread
-// keeps value and place of its best while it scans, since further right only a larger element is better, and makes the key once.  LOADS packs
-// of VEC elements are under way together.
+// keeps value and place of its best while it scans, since further right only a larger element is better, and makes the key once.  LOADS
+// packs of VEC elements are under way together.
 // A block owns ROWS rows, LANES threads each; lane t of a row takes packs t, t + LANES, …
 // Limited now by: a row's block: few long rows leave most multiprocessors idle.
 
@@ -13,8 +13,8 @@
 
 constexpr int WARPS = LANES > 32 ? LANES / 32 : 1;
 
-static_assert(LANES <= 32 ? (LANES & (LANES - 1)) == 0 : LANES % 32 == 0 && ROWS == 1,
-              "LANES is a power of 2 up to 32, or whole warps with one row a block");
+static_assert(LANES % 32 == 0 || (LANES < 32 && (LANES & (LANES - 1)) == 0), "LANES is a power of 2 up to 32, or whole warps");
+static_assert(LANES <= 32 || ROWS == 1, "a row of several warps has a block for itself");
 static_assert(LANES * ROWS % 32 == 0 && LANES * ROWS <= 1024, "a block is a number of whole warps, at most 1024 threads");
 
 extern "C" __global__ void __launch_bounds__(LANES* ROWS) argmax(const element* x, long long* index, int M, int N, long long stride_x) {

@@ -1,8 +1,8 @@
-// Packs: as many threads as a row has work for, 16 bytes a load, LOADS of them under way together.
+// Packs: as many threads as a row has work for, the widest loads, LOADS of them under way together.
 //
 // Before: one element a load, and a whole block for a row of any length.
 // Now: short rows share a block, down to a lane each; each thread asks for LOADS packs of VEC elements before it joins the first.
-// A block owns ROWS rows, LANES threads each; lane t of a row takes packs t, t + LANES, …; a row of up to 32 lanes needs no barrier.
+// A block owns ROWS rows, LANES threads each; lane t of a row takes packs t, t + LANES, …; a row within a warp needs no barrier.
 // Limited now by: memory for many rows; a few long ones leave most multiprocessors idle.
 
 #include "operation.cuh"
@@ -10,8 +10,8 @@
 
 constexpr int WARPS = LANES > 32 ? LANES / 32 : 1;
 
-static_assert(LANES <= 32 ? (LANES & (LANES - 1)) == 0 : LANES % 32 == 0 && ROWS == 1,
-              "LANES is a power of 2 up to 32, or whole warps with one row a block");
+static_assert(LANES % 32 == 0 || (LANES < 32 && (LANES & (LANES - 1)) == 0), "LANES is a power of 2 up to 32, or whole warps");
+static_assert(LANES <= 32 || ROWS == 1, "a row of several warps has a block for itself");
 static_assert(LANES * ROWS % 32 == 0 && LANES * ROWS <= 1024, "a block is a number of whole warps, at most 1024 threads");
 
 extern "C" __global__ void __launch_bounds__(LANES* ROWS) axis(const element* x, element* y, int M, int N, long long stride_x) {

@@ -1,8 +1,9 @@
 // Slabs: blocks stack up over the columns; each joins a slab of rows, and the last one of a column joins the slabs.
 //
 // Before: a column was one thread's.
-// Now: a thread takes VEC neighbouring columns in one load and LOADS rows at once; DEEP rows of threads in a block and SLABS blocks above each
-// other share the height.  They meet in shared memory, then in global memory, where who comes last joins what all left, in their order.
+// Now: a thread takes VEC neighbouring columns in one load and LOADS rows at once; DEEP rows of threads in a block and SLABS blocks above
+// each other share the height.  They meet in shared memory, then in global memory, where who comes last joins what all left, in their
+// order.
 // A block owns WIDE * VEC columns and every SLABS-th group of DEEP rows; thread (down, across) takes rows down, down + DEEP * SLABS, …
 // Limited now by: memory.
 

@@ -1,12 +1,7 @@
 // When and where a block worked: cycles and nanoseconds, read in the kernel.
 #pragma once
 
-// Cycles of this multiprocessor.
-__device__ __forceinline__ unsigned long long cycles_now() {
-    unsigned long long count;
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(count)::"memory");
-    return count;
-}
+#include "probe.cuh"
 
 // Nanoseconds of the device's timer, which may tick only every microsecond.
 __device__ __forceinline__ unsigned long long nanoseconds_now() {
@@ -15,18 +10,12 @@ __device__ __forceinline__ unsigned long long nanoseconds_now() {
     return count;
 }
 
-// The multiprocessor that runs this block.
-__device__ __forceinline__ unsigned multiprocessor() {
-    unsigned number;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
-    return number;
-}
-
 struct Stamp {
-    unsigned long long cycles, nanoseconds;
+    long long cycles;
+    unsigned long long nanoseconds;
 };
 
-__device__ __forceinline__ Stamp stamp_now() { return {cycles_now(), nanoseconds_now()}; }
+__device__ __forceinline__ Stamp stamp_now() { return {cycle_count(), nanoseconds_now()}; }
 
 // A block's row of `stamps`: multiprocessor, cycles at start and end, nanoseconds at start and end.
 __device__ __forceinline__ void store_stamps(unsigned long long* stamps, Stamp start, Stamp end) {

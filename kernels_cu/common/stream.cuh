@@ -50,3 +50,17 @@ __device__ __forceinline__ Pack<element, Count> zeros() {
     for (int i = 0; i < Count; ++i) pack.at[i] = convert<element>(0.0f);
     return pack;
 }
+
+// To the compiler the packs may be others now: it unpacks them again where they are used next, instead of keeping twice the registers in
+// floats.
+template <int Packs, int Count>
+__device__ __forceinline__ void forget(Pack<element, Count> (&packs)[Packs]) {
+    if constexpr (sizeof(element) == 2 && Count % 2 == 0) {
+#pragma unroll
+        for (int p = 0; p < Packs; ++p) {
+            unsigned* words = reinterpret_cast<unsigned*>(&packs[p]);
+#pragma unroll
+            for (int i = 0; i < Count / 2; ++i) asm volatile("" : "+r"(words[i]));
+        }
+    }
+}

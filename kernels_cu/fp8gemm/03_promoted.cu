@@ -2,10 +2,10 @@
 //
 // Before: sums over all of K were kept by the tensor cores, with fewer bits than float32 has.
 // Now: they sum over one slice only; each consumer then adds that to its own sums, and in block scaling multiplies it by
-// the scales of its rows (one for each row and 128 of K) and its columns (one for each 128 of both) on the way. While one
-// consumer adds, the other one's products run; with ORDERED they take turns in starting them.
-// A block owns one BM x BN tile of C after another; loads and stores overlap as in step 1. Consumer w owns BM / CONSUMERS
-// rows, 64 at a time: the products of the next 64 wait until these are added, for there are no registers for both.
+// the scales of its rows (one for each row and slice of K) and its columns (one for as many of them as a slice is deep) on the
+// way. While one consumer adds, the other one's products run; with ORDERED they take turns in starting them.
+// A block owns one BM x BN tile of C after another; loads and stores overlap as in step 1. Consumer w owns BM / CONSUMERS rows,
+// as many at a time as an instruction takes: the next ones' products wait until these are added, for want of registers.
 // Limited now by: the tensor cores' pauses between two products of a consumer.
 
 #include "cluster.cuh"

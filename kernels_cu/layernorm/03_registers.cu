@@ -2,9 +2,9 @@
 //
 // Before: the row was read twice, and Welford's update made every element wait for the one before.
 // Now: two passes over registers cost no memory: first the sum, then the squared deviations from the mean, both free of long chains and at
-// least as exact as Welford's.  A warp takes the mean of its own elements; means and deviations of the warps join by Chan's formula, so that
-// one barrier does where two passes across the block would need two.
-// A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row of up to 32 lanes needs no barrier.
+// least as exact as Welford's.  A warp takes the mean of its own elements; means and deviations of the warps join by Chan's formula, so
+// that one barrier does where two passes across the block would need two.
+// A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row within a warp needs no barrier.
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
 
 #include "reduce.cuh"
@@ -12,8 +12,8 @@
 
 constexpr int WARPS = LANES > 32 ? LANES / 32 : 1, WIDTH = LANES < 32 ? LANES : 32;
 
-static_assert(LANES <= 32 ? (LANES & (LANES - 1)) == 0 : LANES % 32 == 0 && ROWS == 1,
-              "LANES is a power of 2 up to 32, or whole warps with one row a block");
+static_assert(LANES % 32 == 0 || (LANES < 32 && (LANES & (LANES - 1)) == 0), "LANES is a power of 2 up to 32, or whole warps");
+static_assert(LANES <= 32 || ROWS == 1, "a row of several warps has a block for itself");
 static_assert(LANES * ROWS % 32 == 0 && LANES * ROWS <= 1024, "a block is a number of whole warps, at most 1024 threads");
 
 // How many columns the lanes of a row's warp hold.
@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
     }
     const int warp = WARPS > 1 ? threadIdx.x / 32 : 0, own = columns_of(warp, N);
     float mean = reduce_lanes<WIDTH>(sum, Add{}) / max(own, 1);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         float e[VEC];
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
         square = reduce_lanes<32>(square, Add{});
     }
     const float factor = rsqrtf(square / N + eps);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;

@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange means and deviations through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes the mean and the squared deviations of its own elements into every
-// block of the cluster; after one barrier of the cluster each warp joins them by Chan's formula, in the same order everywhere.
+// Now: each block keeps a part of the row in registers.  Every warp writes the mean and the squared deviations of its own elements into
+// every block of the cluster; after one barrier of the cluster each warp joins them by Chan's formula, in the same order everywhere.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -51,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
     }
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = rank * WARPS + warp;
     float mean = reduce_lanes<32>(sum, Add{}) / max(columns_of(slot, N), 1);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         float e[VEC];
@@ -82,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
         }
     }
     const float factor = rsqrtf(reduce_lanes<32>(square, Add{}) / N + eps);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * CLUSTER * LANES + t) * VEC;

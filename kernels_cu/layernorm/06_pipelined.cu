@@ -1,10 +1,11 @@
-// Pipelined: blocks stay, with weights and biases in registers, and the copy engine brings their next rows while they work on this one.
+// Pipelined: blocks stay and keep weights and biases, and the copy engine brings their next rows meanwhile.
 //
 // Before: a block asked for its row, waited, computed and wrote, and fetched weights and biases again for every row.
-// Now: a cluster takes row after row, always the same columns of each.  One thread of each block keeps STAGES bulk copies under way, each a
-// block's share of a row; the threads take a share into registers as soon as it is there, and when the barrier of the reduction says that all
-// have, its room is filled anew.
-// A cluster of CLUSTER blocks owns rows cluster, cluster + GRID, …; block `rank` of it an equal share of their packs, LANES threads to a share.
+// Now: a cluster takes row after row, always the same columns of each, whose weights it may KEEP.  One thread of each block keeps STAGES
+// bulk copies under way, each a block's share of a row; the threads take a share into registers as soon as it is there, and when the
+// barrier of the reduction says that all have, its room is filled anew.
+// A cluster of CLUSTER blocks owns rows cluster, cluster + GRID, …; block `rank` of it an equal share of their packs, LANES threads to a
+// share.
 // Limited now by: memory, one read and one write.
 
 #include "bulk.cuh"
@@ -55,8 +56,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int place = v * LANES + threadIdx.x;
-        weights[v] = place < mine ? read<0, VEC>(w + place * VEC) : zeros<VEC>();
-        biases[v] = place < mine ? read<0, VEC>(b + place * VEC) : zeros<VEC>();
+        if (KEEP && place < mine) weights[v] = read<0, VEC>(w + place * VEC), biases[v] = read<0, VEC>(b + place * VEC);
     }
     if constexpr (CLUSTER > 1) {
         cluster_arrive();
@@ -79,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
             for (int k = 0; k < VEC; ++k) sum += e[k];
         }
         float mean = reduce_lanes<32>(sum, Add{}) / own;
+        forget(held);
 #pragma unroll
         for (int v = 0; v < VECS; ++v) {
             float e[VEC];
@@ -116,16 +117,19 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
             }
         }
         const float factor = rsqrtf(reduce_lanes<32>(square, Add{}) / N + eps);
+        forget(held);
 #pragma unroll
         for (int v = 0; v < VECS; ++v) {
             const int place = v * LANES + threadIdx.x;
-            float e[VEC], f[VEC], g[VEC];
-            unpack(e, held[v]);
-            unpack(f, weights[v]);
-            unpack(g, biases[v]);
+            if (place < mine) {
+                float e[VEC], f[VEC], g[VEC];
+                unpack(e, held[v]);
+                unpack(f, KEEP ? weights[v] : read<0, VEC>(w + place * VEC));
+                unpack(g, KEEP ? biases[v] : read<0, VEC>(b + place * VEC));
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) e[k] = (e[k] - mean) * factor * f[k] + g[k];
-            if (place < mine) write<HINT>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+                for (int k = 0; k < VEC; ++k) e[k] = (e[k] - mean) * factor * f[k] + g[k];
+                write<HINT>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 // Interleaved: a tree in shared memory, in which every second, fourth, eighth thread adds its neighbour's sum.
 //
-// Each thread brings one element; a block leaves one partial sum, and the next launch does the same with the partial sums until one is left.
+// Each thread brings one element; a block leaves one partial sum, and the next launch does the same with the partial sums until one is
+// left.
 // A block owns THREADS elements; in round r thread t adds slot t + 2^r to slot t, if t is a multiple of 2^(r + 1).
 // Limited now by: the remainder that picks the threads, and warps in which ever fewer lanes work: a branch that diverges in every round.
 

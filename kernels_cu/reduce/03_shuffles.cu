@@ -2,7 +2,7 @@
 //
 // Before: each round went through shared memory and waited for the whole block.
 // Now: five rounds of a warp are five shuffles, without memory and without a barrier; one barrier lets each warp read the others' sums.
-// A block owns THREADS elements; a warp reduces 32 of them, and then the sums of all warps.
+// A block owns THREADS elements; a warp reduces its lanes', and then the sums of all warps.
 // Limited now by: one element a thread: too few bytes are under way, and the tree's fixed cost falls on every element.
 
 #include "reduce.cuh"

@@ -1,4 +1,4 @@
-// Vectorised: 16 bytes a load, LOADS of them under way before the first is added.
+// Vectorised: the widest loads, LOADS of them under way before the first is added.
 //
 // Before: each thread asked for four bytes at a time and waited.
 // Now: LOADS packs of VEC elements are asked for together, and each place in them is added into an accumulator of its own, so that

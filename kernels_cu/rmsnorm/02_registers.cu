@@ -3,7 +3,7 @@
 // Before: the row was read twice, one element at a time.
 // Now: each thread keeps its VECS packs of VEC elements as they came; all loads are under way before the first is used.  With EARLY the
 // weights are asked for before the sum, too, so that their way from the cache is not added to the end of the row's.
-// A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row of up to 32 lanes needs no barrier.
+// A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row within a warp needs no barrier.
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
 
 #include "reduce.cuh"
@@ -11,8 +11,8 @@
 
 constexpr int WARPS = LANES > 32 ? LANES / 32 : 1;
 
-static_assert(LANES <= 32 ? (LANES & (LANES - 1)) == 0 : LANES % 32 == 0 && ROWS == 1,
-              "LANES is a power of 2 up to 32, or whole warps with one row a block");
+static_assert(LANES % 32 == 0 || (LANES < 32 && (LANES & (LANES - 1)) == 0), "LANES is a power of 2 up to 32, or whole warps");
+static_assert(LANES <= 32 || ROWS == 1, "a row of several warps has a block for itself");
 static_assert(LANES * ROWS % 32 == 0 && LANES * ROWS <= 1024, "a block is a number of whole warps, at most 1024 threads");
 
 extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
         sum = reduce_slots<WARPS>(slots, Add{});
     }
     const float factor = rsqrtf(sum / N + eps);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;

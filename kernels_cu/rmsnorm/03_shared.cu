@@ -1,8 +1,8 @@
 // Shared memory: a row too long for registers lies in shared memory, brought there by asynchronous copies.
 //
 // Before: a row had to fit the registers of one block.
-// Now: it has to fit the shared memory of one multiprocessor.  Each thread copies, waits for and reads its own packs only, so that no barrier
-// stands between the copy and its use.
+// Now: it has to fit the shared memory of one multiprocessor.  Each thread copies, waits for and reads its own packs only, so that no
+// barrier stands between the copy and its use.
 // A block owns a row; thread t holds packs t, t + THREADS, …
 // Limited now by: few blocks a multiprocessor, so that there is little to load while one of them computes; and by rows that are longer.
 

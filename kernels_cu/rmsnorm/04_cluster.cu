@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange their sums through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes its sum into every block of the cluster; after one barrier of the
-// cluster each warp adds them up, in the same order everywhere.
+// Now: each block keeps a part of the row in registers.  Every warp writes its sum into every block of the cluster; after one barrier of
+// the cluster each warp adds them up, in the same order everywhere.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -47,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
     cluster_arrive();
     cluster_wait();  // every warp of the row has written its sum here; nobody leaves while another may still write to it
     const float factor = rsqrtf(reduce_slots<SLOTS>(slots, Add{}) / N + eps);
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * CLUSTER * LANES + t) * VEC;

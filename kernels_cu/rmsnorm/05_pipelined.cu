@@ -1,10 +1,11 @@
-// Pipelined: blocks stay, with their weights in registers, and the copy engine brings their next rows while they work on this one.
+// Pipelined: blocks stay and keep their weights, and the copy engine brings their next rows meanwhile.
 //
 // Before: a block asked for its row, waited, computed and wrote, and fetched the weights again for every row.
-// Now: a cluster takes row after row, always the same columns of each.  One thread of each block keeps STAGES bulk copies under way, each a
-// block's share of a row; the threads take a share into registers as soon as it is there, and when the barrier of the reduction says that all
-// have, its room is filled anew.
-// A cluster of CLUSTER blocks owns rows cluster, cluster + GRID, …; block `rank` of it an equal share of their packs, LANES threads to a share.
+// Now: a cluster takes row after row, always the same columns of each, whose weights it may KEEP.  One thread of each block keeps STAGES
+// bulk copies under way, each a block's share of a row; the threads take a share into registers as soon as it is there, and when the
+// barrier of the reduction says that all have, its room is filled anew.
+// A cluster of CLUSTER blocks owns rows cluster, cluster + GRID, …; block `rank` of it an equal share of their packs, LANES threads to a
+// share.
 // Limited now by: memory, one read and one write.
 
 #include "bulk.cuh"
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int place = v * LANES + threadIdx.x;
-        weights[v] = place < mine ? read<0, VEC>(w + place * VEC) : zeros<VEC>();
+        if (KEEP && place < mine) weights[v] = read<0, VEC>(w + place * VEC);
     }
     if constexpr (CLUSTER > 1) {
         cluster_arrive();
@@ -78,15 +79,18 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
         if (threadIdx.x == 0) ask(row + STAGES * clusters, stage);
         // the other half of the slots is written next, so no barrier follows their reading
         const float factor = rsqrtf(reduce_slots<SLOTS>(slots[half], Add{}) / N + eps);
+        forget(held);
 #pragma unroll
         for (int v = 0; v < VECS; ++v) {
             const int place = v * LANES + threadIdx.x;
-            float e[VEC], f[VEC];
-            unpack(e, held[v]);
-            unpack(f, weights[v]);
+            if (place < mine) {
+                float e[VEC], f[VEC];
+                unpack(e, held[v]);
+                unpack(f, KEEP ? weights[v] : read<0, VEC>(w + place * VEC));
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) e[k] *= factor * f[k];
-            if (place < mine) write<HINT>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+                for (int k = 0; k < VEC; ++k) e[k] *= factor * f[k];
+                write<HINT>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+            }
         }
     }
 }

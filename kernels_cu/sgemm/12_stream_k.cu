@@ -6,11 +6,10 @@
 // with the tile's first slice waits for those flags, adds the sums in a fixed order, so that every run gives the same bits,
 // and stores the tile. A block works on its piece from the front and so gives before it waits: nobody waits for a block that
 // waits itself. The next tile's first slices are copied while this tile's sums are stored.
-// Where B's rows are not aligned to 16 bytes, sgemm_align copies them first to where they are: four times fewer copies then.
-// A few columns past the last full tile would cost a column of tiles: sgemm_fringe takes them, one warp a row of C.
+// B's rows that are not aligned for wide copies are copied first to where they are (edges.cuh: sgemm_align). A few columns
+// past the last full tile would cost a column of tiles: one warp a row of C takes them (sgemm_fringe).
 // A block owns one BM x BN tile of C after another; inside it is step 11.
-// Limited now by: the register banks. A 16-byte read from shared memory writes four registers through the ports that the
-// multiply-adds read, and TM + TN such floats feed only TM * TN multiply-adds.
+// Limited now by: the register banks. What comes from shared memory is written through the ports that multiply-adds read.
 
 #include "ptx.cuh"
 
@@ -24,8 +23,9 @@ constexpr int PER_ROW_A = THREADS / BM, PER_ROW_B = THREADS / DEPTH;  // threads
 constexpr int RUN_A = DEPTH / PER_ROW_A;                              // neighbours of A's row that a thread copies
 constexpr bool AHEAD = SLICES == 1;  // the next tile's copies start before this one's sums are stored
 constexpr int LOADS_A = TM / 4, LOADS = LOADS_A + TN / 4;             // 16-byte reads that one k needs
-constexpr int FRINGE_THREADS = 256, ALIGN_THREADS = 256;
 constexpr bool DIRECT = VEC_N == 4 && !ALIGN && !RAGGED;  // C is stored 16 bytes at a time, where that makes whole lines
+
+#include "edges.cuh"  // with the constants above
 
 static_assert(BM % WM == 0 && TM % 4 == 0, "TM: a multiple of 4, and the warp's 4 * TM rows divide BM");
 static_assert(BN % WN == 0 && TN % 4 == 0, "TN: a multiple of 4, and the warp's 8 * TN columns divide BN");
@@ -169,8 +169,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
             }
         }
 
-        // Sums leave four at a time. Adding -0 changes no value; it moves them, so that nothing ties the registers they were
-        // summed in to one another, which would cost the main loop its free choice of banks.
+        // adding -0 changes no value; it moves sums that leave four at a time, so that nothing ties their registers in the main loop
         const float minus_zero = __int_as_float(K < 0 ? 0 : 0x80000000);
         const auto four = [&](int m, int n) {
             return make_float4(acc[m][n] + minus_zero, acc[m][n + 1] + minus_zero, acc[m][n + 2] + minus_zero, acc[m][n + 3] + minus_zero);
@@ -204,22 +203,8 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                         *reinterpret_cast<float4*>(C + static_cast<size_t>(row) * N + col) = four(m, n);
                 }
             } else {
-                // four rows of the warp's tile at a time through shared memory: whole lines are stored, whatever their alignment
                 float* const rows = ends + threadIdx.x / 32 * LANES_M * (WN + 1);
-#pragma unroll
-                for (int m = 0; m < TM; ++m) {
-                    if (m % SLICES != group) continue;
-#pragma unroll
-                    for (int n = 0; n < TN; ++n) rows[lane_m * (WN + 1) + n / 4 * 4 * LANES_N + lane_n * 4 + n % 4] = acc[m][n];
-                    __syncwarp();  // the rows are complete
-#pragma unroll
-                    for (int i = 0; i < LANES_M * WN; i += 32) {
-                        const int row = this_row + warp_m + m / 4 * 4 * LANES_M + i / WN * 4 + m % 4;
-                        const int col = this_col + warp_n + i % WN + lane;
-                        if (row < M && col < columns) C[static_cast<size_t>(row) * N + col] = rows[i / WN * (WN + 1) + i % WN + lane];
-                    }
-                    __syncwarp();  // the rows are read: the next four may take their place
-                }
+                store_through(rows, acc, C, this_row + warp_m, this_col + warp_n, lane_m, lane_n, group, M, N, columns);
             }
         }
         if (!AHEAD) {
@@ -231,26 +216,5 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
         __threadfence();
         __syncthreads();  // all of the block's sums are visible before its flag is
         if (threadIdx.x == 0) atomicExch(&flags[blockIdx.x], 1);
-    }
-}
-
-// The first `columns` columns of B, and zeros up to `pitch`, a multiple of 4: every row starts at a multiple of 16 bytes.
-extern "C" __global__ void __launch_bounds__(ALIGN_THREADS)
-sgemm_align(const float* __restrict__ B, float* __restrict__ aligned, int N, int columns, int pitch) {
-    const size_t k = blockIdx.x;
-#pragma unroll 8
-    for (int col = threadIdx.x; col < pitch; col += ALIGN_THREADS) aligned[k * pitch + col] = col < columns ? B[k * N + col] : 0;
-}
-
-// The columns of C from `columns` on, which are few: each warp takes one row of A past all of them.
-extern "C" __global__ void __launch_bounds__(FRINGE_THREADS)
-sgemm_fringe(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, int M, int N, int K, int columns) {
-    const int row = (blockIdx.x * FRINGE_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (row >= M) return;
-    for (int col = columns; col < N; ++col) {
-        float sum = 0;
-        for (int k = lane; k < K; k += 32) sum = fmaf(A[static_cast<size_t>(row) * K + k], B[static_cast<size_t>(k) * N + col], sum);
-        for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-        if (lane == 0) C[static_cast<size_t>(row) * N + col] = sum;
     }
 }

@@ -1,10 +1,10 @@
 // Registers: the row is read once and stays in registers, as it came, until it is written.
 //
 // Before: the row was read again for the result.
-// Now: each thread keeps its VECS packs of VEC elements in the type of the memory, half the registers of floats where that has 16 bits; they
-// are all asked for before the first is used, so that much of the row is under way at once.
+// Now: each thread keeps its VECS packs of VEC elements in the type of the memory, half the registers of floats where that is narrow;
+// they are all asked for before the first is used, so that much of the row is under way at once.
 // Sums are taken relative to the maximum of their own warp and rescaled when warps meet: one barrier instead of two.
-// A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row of up to 32 lanes needs no barrier at all.
+// A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row within a warp needs no barrier at all.
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
 
 #include "exponential.cuh"
@@ -13,8 +13,8 @@
 
 constexpr int WARPS = LANES > 32 ? LANES / 32 : 1;
 
-static_assert(LANES <= 32 ? (LANES & (LANES - 1)) == 0 : LANES % 32 == 0 && ROWS == 1,
-              "LANES is a power of 2 up to 32, or whole warps with one row a block");
+static_assert(LANES % 32 == 0 || (LANES < 32 && (LANES & (LANES - 1)) == 0), "LANES is a power of 2 up to 32, or whole warps");
+static_assert(LANES <= 32 || ROWS == 1, "a row of several warps has a block for itself");
 static_assert(LANES * ROWS % 32 == 0 && LANES * ROWS <= 1024, "a block is a number of whole warps, at most 1024 threads");
 
 extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS) softmax(const element* x, element* y, int M, int N, long long stride_x,
@@ -39,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS) softmax(const 
         for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, e[i]);
     }
     largest = reduce_lanes<(LANES < 32 ? LANES : 32)>(largest, Larger{});
+    forget(held);
     float shift = shift_of(largest);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
@@ -56,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS) softmax(const 
         sum = reduce_lanes<32>(lane < WARPS ? sums[lane] * exponential(maxima[lane] - shift) : 0.0f, Add{});
     }
     const float factor = 1.0f / sum;
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;

@@ -1,11 +1,11 @@
 // Shared memory: a row too long for registers lies in shared memory, brought there by asynchronous copies.
 //
 // Before: a row had to fit the registers of one block.
-// Now: it has to fit the shared memory of one multiprocessor.  Each thread copies, waits for and reads its own packs only, so that no barrier
-// stands between the copy and its use; the copies need no registers while they are under way.
+// Now: it has to fit the shared memory of one multiprocessor.  Each thread copies, waits for and reads its own packs only, so that no
+// barrier stands between the copy and its use; the copies need no registers while they are under way.
 // A block owns a row; thread t holds packs t, t + THREADS, …
-// Limited now by: one or two blocks a multiprocessor, so that there is little to load while one of them computes; and by rows that are longer
-// than shared memory.
+// Limited now by: one or two blocks a multiprocessor, so that there is little to load while one of them computes; and by rows that are
+// longer than shared memory.
 
 #include "exponential.cuh"
 #include "ptx.cuh"

@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange their pairs through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes its maximum and its sum into every block of the cluster; after one
-// barrier of the cluster each warp joins them all, so nobody waits twice.
+// Now: each block keeps a part of the row in registers.  Every warp writes its maximum and its sum into every block of the cluster; after
+// one barrier of the cluster each warp joins them all, so nobody waits twice.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
         for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, e[i]);
     }
     largest = reduce_lanes<32>(largest, Larger{});
+    forget(held);
     float shift = shift_of(largest);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
@@ -61,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
         if (first + lane < SLOTS) sum += sums[first + lane] * exponential(maxima[first + lane] - shift);
     }
     const float factor = 1.0f / reduce_lanes<32>(sum, Add{});
+    forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * CLUSTER * LANES + t) * VEC;

@@ -4,7 +4,8 @@
 // Now: a cluster takes row after row.  One thread of each block keeps STAGES bulk copies under way, each a block's share of a row; the
 // threads take a share into registers as soon as it is there, and when the barrier of the reduction says that all have, its room is filled
 // anew.  Loads no longer wait for arithmetic, nor for registers.
-// A cluster of CLUSTER blocks owns rows cluster, cluster + GRID, …; block `rank` of it an equal share of their packs, LANES threads to a share.
+// A cluster of CLUSTER blocks owns rows cluster, cluster + GRID, …; block `rank` of it an equal share of their packs, LANES threads to a
+// share.
 // Limited now by: memory, one read and one write.
 
 #include "bulk.cuh"
@@ -65,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
             for (int k = 0; k < VEC; ++k) largest = fmaxf(largest, e[k]);
         }
         largest = reduce_lanes<32>(largest, Larger{});
+        forget(held);
         float shift = shift_of(largest);
 #pragma unroll
         for (int v = 0; v < VECS; ++v) {
@@ -93,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
             if (first + lane < SLOTS) sum += sums[half][first + lane] * exponential(maxima[half][first + lane] - shift);
         }
         const float factor = 1.0f / reduce_lanes<32>(sum, Add{});
+        forget(held);
 #pragma unroll
         for (int v = 0; v < VECS; ++v) {
             const int pack_of_row = v * LANES + threadIdx.x;

@@ -1,0 +1,294 @@
+"""Part 8: special values as NumPy has them, shapes, clusters and pipelines, the same bits every time, rows that stand apart, the library."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cudalab import check, library, registry
+from cudalab.dtypes import encode, numpy_dtype
+from cudalab.emulator import Emulator
+from cudalab.errors import BadShape, LabError
+from cudalab.spec import Tensor, f32, i64
+
+OPS = registry.ops()
+UNSTABLE = {"softmax/01_unshifted", "layernorm/01_two_moments"}  # the stability study shows how they fail
+STABLE = [step for name in ("softmax", "rmsnorm", "layernorm", "argmax", "axis") for step in OPS[name].steps if step.path not in UNSTABLE]
+INF, NAN = float("inf"), float("nan")
+LIMIT = {"rmsnorm": 1e18, "layernorm": 1e18}  # squares of what is larger overflow f32, in NumPy's float32 too
+SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 3e17, 3e38, -3e38, INF, -INF, NAN)
+once = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+def judge(step, problem, x, place, overrides=types.MappingProxyType({})):
+    op = step.op
+    inputs = check.draw(op, problem, "normal", check.generator(0)) | {"x": encode(np.asarray(x, np.float32), problem.dtype)}
+    plan = step.plan(problem, step.config(problem, overrides))
+    return check.compare(op, problem, inputs, place.run(plan, inputs), exact=False)
+
+
+# -- special values
+
+def special_rows(step, drawn, dtype):
+    """Rows of 40 that hold what was drawn, and some that are nothing else."""
+    limit = LIMIT.get(step.op.name, INF)
+    with np.errstate(over="ignore"):
+        allowed = [v for v in SPECIAL if not np.isfinite(v) or abs(v) < limit and np.isfinite(np.float64(v).astype(numpy_dtype(dtype)))]
+    x = np.random.default_rng(0).standard_normal((8, 40)).astype(np.float32)
+    for row, column, value in drawn:
+        x[row, column] = allowed[value % len(allowed)]
+    x[5], x[6], x[7] = -INF, NAN, 2.0
+    return x
+
+
+@pytest.mark.parametrize("dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("step", STABLE, ids=lambda step: step.path)
+def test_special_values_come_out_as_numpy_has_them(step, dtype):
+    problem = step.op.problem(dict(M=8, N=40), dtype, step.kinds()[-1][1])  # of the variants the last: a maximum
+    if step.refuses(problem):
+        pytest.skip(step.refuses(problem))
+    place = Emulator()
+
+    @once
+    @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 39), st.integers(0, 99)), max_size=24))
+    def check_them(drawn):
+        verdict = judge(step, problem, special_rows(step, drawn, dtype), place)
+        assert verdict, verdict.reason
+    check_them()
+
+
+@pytest.mark.parametrize("step", OPS["argmax"].steps, ids=lambda step: step.path)
+def test_the_lowest_place_of_equals_wins(step):
+    problem = step.op.problem(dict(M=5, N=1104), "f16")
+    x = np.zeros((5, 1104), np.float32)
+    x[1, [1103, 700, 8]] = 3
+    x[2, :] = -INF
+    x[3, [900, 17]] = NAN
+    x[3, 3] = INF
+    x[4, :], x[4, [1000, 5]] = -1, [-0.0, 0.0]
+    plan = step.plan(problem)
+    assert list(Emulator().run(plan, {"x": x.astype(np.float16)})["index"]) == [0, 8, 0, 17, 5] == list(x.argmax(1))
+
+
+def test_unshifted_powers_overflow_and_two_moments_cancel():
+    """The first steps are there to show it."""
+    softmax, layernorm = OPS["softmax"].steps, OPS["layernorm"].steps
+    problem = OPS["softmax"].problem(dict(M=1, N=40), "f32")
+    x = np.full((1, 40), 100.0)
+    assert not judge(softmax[0], problem, x, Emulator()) and judge(softmax[1], problem, x, Emulator())
+    problem = OPS["layernorm"].problem(dict(M=1, N=40), "f32")
+    x = 4096 + np.random.default_rng(0).standard_normal((1, 40)) / 16
+    assert not judge(layernorm[0], problem, x, Emulator()) and judge(layernorm[1], problem, x, Emulator())
+
+
+# -- shapes
+
+SHAPED = ["softmax/registers", "rmsnorm/registers", "layernorm/cluster", "argmax/split", "axis/slabs", "reduce/last_block"]
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_any_shape_is_right(name):
+    step = registry.resolve_step(name)
+
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(st.integers(1, 9), st.sampled_from((1, 2, 7, 31, 32, 33, 64, 100, 257, 1000)), st.sampled_from(step.kinds()))
+    def right(M, N, kind):
+        problem = step.op.problem({"N": M * N} if step.op.dims == ("N",) else dict(M=M, N=N), *kind)
+        for verdict in check.check_step(step, problem, Emulator(sanitize=True)):
+            assert verdict, f"{problem}: {verdict.reason}"
+    right()
+
+
+CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm/cluster", 2, 777, dict(CLUSTER=8, LANES=32)),
+            ("rmsnorm/cluster", 2, 40, dict(CLUSTER=4, LANES=32, EARLY=0)), ("argmax/cluster", 3, 1003, dict(CLUSTER=3, LANES=64)),
+            ("softmax/pipelined", 7, 1104, dict(CLUSTER=2, LANES=64, GRID=4, STAGES=2)),
+            ("rmsnorm/pipelined", 5, 1104, dict(CLUSTER=1, LANES=96, GRID=1, STAGES=2)),
+            ("rmsnorm/pipelined", 3, 16, dict(CLUSTER=4, LANES=32, GRID=4, STAGES=1, KEEP=0)),  # more blocks than packs
+            ("layernorm/pipelined", 5, 520, dict(CLUSTER=4, LANES=32, GRID=4, STAGES=3))]
+
+
+@pytest.mark.parametrize("delivery", ("lazy", "eager"))
+@pytest.mark.parametrize("name, M, N, tunables", CLUSTERS)
+def test_clusters_and_pipelines_share_rows_rightly(name, M, N, tunables, delivery):
+    step = registry.resolve_step(name)
+    problem = step.op.problem(dict(M=M, N=N), "bf16" if N % 8 == 0 else "f32")
+    place = Emulator(sanitize=delivery == "lazy", delivery=delivery)
+    for verdict in check.check_step(step, problem, place, overrides=tunables):
+        assert verdict, verdict.reason
+
+
+def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
+    problem = OPS["softmax"].problem(dict(M=1, N=262144), "bf16")
+    for name in ("registers", "shared"):
+        with pytest.raises(BadShape, match="take a"):
+            registry.resolve_step(f"softmax/{name}").plan(problem)
+    with pytest.raises(BadShape, match="multiple of 16 bytes"):
+        registry.resolve_step("softmax/pipelined").plan(OPS["softmax"].problem(dict(M=1, N=1001), "bf16"))
+
+
+# -- the same bits every time
+
+@pytest.mark.parametrize("name, sizes, variant", [("reduce/last_block", dict(N=40000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"),
+                                                  ("axis/split", dict(M=2, N=5000), "sum_last")])
+def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
+    """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
+    step = registry.resolve_step(name)
+    problem = step.op.problem(sizes, "f32", variant)
+    plan = step.plan(problem)
+    inputs = check.draw(step.op, problem, "normal", check.generator(1))
+    together, apart, again = Emulator(), Emulator(lanes=256), Emulator()
+    first = together.run(plan, inputs)
+    for other in (apart.run(plan, inputs), again.run(plan, inputs)):
+        assert all(np.array_equal(first[key].view(np.uint32), other[key].view(np.uint32)) for key in first)
+    # a second launch finds the counters as the first did
+    twice = dataclasses.replace(plan, actions=plan.actions * 2)
+    assert all(np.array_equal(first[key], value) for key, value in Emulator().run(twice, inputs).items())
+
+
+# -- rows that stand apart
+
+@pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("rmsnorm/cluster", (f32(1e-6),)),
+                                        ("layernorm/registers", (f32(1e-5),)), ("argmax/keys", None), ("axis/packs", None)])
+def test_rows_may_stand_apart(name, tail):
+    """A view of the left half of a larger array: the kernels take its stride."""
+    step = registry.resolve_step(name)
+    M, N, wide = 4, 48, 96
+    problem = step.op.problem(dict(M=M, N=N), "f32")
+    strides = (i64(wide),) if tail is None else (i64(wide), i64(N), *tail)
+    plan = library.with_tail(step.plan(problem), strides)
+    tensors = {**plan.tensors, "x": Tensor("x", (M, wide), "f32", "in")}
+    inputs = check.draw(step.op, problem, "normal", check.generator(0))
+    large = np.random.default_rng(1).standard_normal((M, wide)).astype(np.float32)
+    outputs = Emulator(sanitize=True).run(dataclasses.replace(plan, tensors=types.MappingProxyType(tensors)), inputs | {"x": large})
+    assert check.compare(step.op, problem, inputs | {"x": large[:, :N].copy()}, outputs, exact=False)
+
+
+@pytest.mark.parametrize("shape, strides, size, whether", [
+    ((4, 8), (32, 4), 4, True), ((4, 8), (64, 4), 4, True), ((4, 8), (4, 16), 4, False), ((2, 3, 8), (96, 32, 4), 4, True),
+    ((2, 3, 8), (192, 32, 4), 4, False), ((2, 1, 8), (64, 999, 4), 4, True), ((5, 1), (8, 999), 2, True), ((1, 8), (0, 2), 2, True),
+    ((3, 8), (0, 2), 2, False), ((8,), (2,), 2, True), ((3, 8), (-16, 2), 2, False)])
+def test_which_arrays_are_rows_as_they_lie(shape, strides, size, whether):
+    assert library.collapses(shape, strides, size) == whether
+
+
+@pytest.mark.parametrize("addresses, size, together", [((256, 512), 2, 8), ((256, 516), 2, 2), ((256, 514), 2, 1), ((0, 8), 4, 2), ((2,), 4, 1)])
+def test_how_much_moves_at_once_depends_on_where_arrays_lie(addresses, size, together):
+    assert library.alignment(addresses, size) == together
+
+
+# -- the step that the library takes
+
+LENGTHS = (1, 3, 64, 1000, 1024, 4096, 8192, 16384, 32768, 65536, 65537, 131072, 151936, 262143, 262144)
+
+
+@pytest.mark.parametrize("sm", (80, 90))
+@pytest.mark.parametrize("dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("name", ("softmax", "rmsnorm", "layernorm", "argmax", "axis", "reduce"))
+def test_there_is_a_step_for_every_shape_and_alignment(name, dtype, sm):
+    op = OPS[name]
+    for variant in op.variants if name == "axis" else (None,):
+        for M in (1, 7, 5000):
+            for N in LENGTHS:
+                problem = op.problem({"N": M * N} if name == "reduce" else dict(M=M, N=N), dtype, variant)
+                for vec in (1, 2, 16 // np.dtype(numpy_dtype(dtype)).itemsize):
+                    step, config = library.choose(name, problem, vec, sm)
+                    plan = step.plan(problem, step.config(problem, config))
+                    assert plan.launches and step.min_sm <= sm and plan.config.get("VEC", 1) <= vec
+                    assert plan.step.path not in UNSTABLE
+
+
+def test_what_the_library_cannot_take_is_one_line():
+    class Array:
+        dtype, ndim, shape, size = np.dtype(np.float64), 2, (2, 2), 4
+    with pytest.raises(LabError, match="float64.*astype"):
+        library.sum(Array())
+    with pytest.raises(LabError, match="axis 2"):
+        library._axis(Array(), 2)
+
+
+def test_the_package_offers_the_functions():
+    import cudalab
+    assert all(callable(getattr(cudalab, name)) for name in cudalab._FUNCTIONS)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        cudalab.nothing  # noqa: B018
+
+
+# -- on a device
+
+@pytest.fixture(scope="module")
+def cp():
+    import cupy
+    return cupy
+
+
+def agrees(op, problem, inputs, outputs):
+    verdict = check.compare(OPS[op], problem, inputs, outputs, exact=False)
+    assert verdict, verdict.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ("f32", "f16", "bf16"))
+@pytest.mark.parametrize("M, N, wide", [(300, 4096, 4096), (33, 1000, 1003), (2, 151936, 151936), (1, 7, 7), (5, 65537, 65537), (64, 512, 1024)])
+def test_the_library_agrees_with_numpy(cp, dtype, M, N, wide):
+    import cudalab
+    host = {name: encode(np.random.default_rng(3).standard_normal(shape, np.float32), dtype)
+            for name, shape in (("x", (M, wide)), ("w", (N,)), ("b", (N,)))}
+    x, w, b = (cp.asarray(a.view(f"u{a.itemsize}")).view(a.dtype) for a in host.values())
+    x, host["x"] = x[:, :N], host["x"][:, :N]
+    sizes = dict(M=M, N=N)
+
+    def back(y):
+        return y.get()
+    agrees("softmax", OPS["softmax"].problem(sizes, dtype), {"x": host["x"]}, {"y": back(cudalab.softmax(x))})
+    agrees("rmsnorm", OPS["rmsnorm"].problem(sizes, dtype), {n: host[n] for n in "xw"}, {"y": back(cudalab.rms_norm(x, w))})
+    agrees("layernorm", OPS["layernorm"].problem(sizes, dtype), host, {"y": back(cudalab.layer_norm(x, w, b))})
+    agrees("argmax", OPS["argmax"].problem(sizes, dtype), {"x": host["x"]}, {"index": back(cudalab.argmax(x, 1))})
+    agrees("axis", OPS["axis"].problem(sizes, dtype, "sum_last"), {"x": host["x"]}, {"y": back(cudalab.sum(x, 1))})
+    agrees("axis", OPS["axis"].problem(sizes, dtype, "sum_first"), {"x": host["x"]}, {"y": back(cudalab.sum(x, 0))})
+    total = cudalab.sum(x).reshape(1)
+    agrees("reduce", OPS["reduce"].problem(dict(N=M * N), dtype), {"x": np.ascontiguousarray(host["x"]).reshape(-1)}, {"total": back(total)})
+
+
+@pytest.mark.gpu
+def test_the_library_works_on_the_current_stream_and_does_not_wait(cp):
+    """Behind a held stream every call returns; a captured one runs again with new contents."""
+    import cudalab
+    from cudalab.gpu import Gpu
+    from cudalab.hold import Hold
+    gpu = Gpu()
+    x = cp.random.random((64, 4096), dtype=cp.float32)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        expected = [cudalab.softmax(x), cudalab.argmax(x, 1), cudalab.sum(x)]  # compiled, and what they keep is there
+        stream.synchronize()
+        gpu.stream = stream
+        hold, done = Hold(gpu), cp.cuda.Event()
+        with hold:
+            got = [cudalab.softmax(x), cudalab.argmax(x, 1), cudalab.sum(x)]
+            done.record(stream)
+            assert not done.done
+        stream.synchronize()
+        hold.confirm()
+        assert all(bool((a == b).all()) for a, b in zip(got, expected))
+        y = cp.empty_like(x)
+        cudalab.softmax(x, out=y)
+        stream.begin_capture()
+        cudalab.softmax(x, out=y)
+        graph = stream.end_capture()
+        x *= 2
+        graph.launch(stream)
+        stream.synchronize()
+        agrees("softmax", OPS["softmax"].problem(dict(M=64, N=4096), "f32"), {"x": x.get()}, {"y": y.get()})
+
+
+@pytest.mark.gpu
+def test_sums_are_the_same_bits_every_time(cp):
+    import cudalab
+    x = cp.random.standard_normal((1000, 4099), dtype=cp.float32)
+    first = [cudalab.sum(x), cudalab.sum(x, 0), cudalab.sum(x, 1)]
+    for _ in range(20):
+        assert all(bool((a == b).all()) for a, b in zip(first, (cudalab.sum(x), cudalab.sum(x, 0), cudalab.sum(x, 1))))
