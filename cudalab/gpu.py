@@ -214,7 +214,7 @@ class Gpu:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid  # the driver counts blocks, with a cluster too
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.smem
-        config.numAttrs = 0
+        attributes = []
         if launch.cluster:
             if math.prod(launch.cluster) > PORTABLE_CLUSTER:
                 self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, label)
@@ -222,8 +222,15 @@ class Gpu:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             size = attribute.value.clusterDim
             size.x, size.y, size.z = launch.cluster
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(attribute)
+        if launch.early:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        if attributes:
+            config.attrs = attributes
+        config.numAttrs = len(attributes)
         return config, function
 
     def _encode(self, tensor_map: TensorMap, array, label: str):

@@ -1,4 +1,7 @@
-"""Which problems the tests of every step take: each shape in the usual kind, and one shape in every other type and variant."""
+"""Which problems the tests of every step take: each shape in the usual kind, and one shape in others.
+
+Of steps that take many kinds it is one other, a different one from step to step, so that all are met along a ladder.
+"""
 
 from cudalab.spec import Plan, Problem, Step
 
@@ -10,7 +13,8 @@ def spread(plans: list[Plan], count: int) -> list[Plan]:
 
 
 def few(step: Step, purpose: str) -> list[Problem]:
-    """The step's problems for a purpose: all of its usual kind; the first of those whose type, or whose variant, is another."""
+    """The step's problems for a purpose: all of its usual kind; the first one of kinds whose type, or whose variant, is another."""
     (dtype, variant), *others = step.kinds()
     near = [kind for kind in others if dtype in kind or variant in kind]
-    return step.problems(purpose, [dtype], [variant]) + [step.problems(purpose, [d], [v])[0] for d, v in near]
+    taken = [near[step.number % len(near)]] if len(near) > 3 else near
+    return step.problems(purpose, [dtype], [variant]) + [p for d, v in taken for p in step.problems(purpose, [d], [v])[:1]]
