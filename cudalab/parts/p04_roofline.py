@@ -6,6 +6,7 @@ from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
 from cudalab.memory.bandwidth import IN_BULK, ROW
 from cudalab.parts.p03_memory import bulk
+from cudalab.occupancy import LIMITS
 from cudalab.problem import shapes
 from cudalab.roofline import COMPUTE
 from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
@@ -224,6 +225,13 @@ def targets(device, small=False):
         problem = step.op.problem(sizes, dtype)
         found.append(Target(roof, through, step, problem, work(problem), unit, counters, **more))
 
+    def in_bulk(roof, size, times, warm):  # by the copy engine: the step and the settings of part 3
+        per_sm, config = IN_BULK.tuning(size)
+        R = size // ROW
+        if device.sm in LIMITS and bulk_smem(config) <= LIMITS[device.sm].smem_per_block:
+            add(roof, "cp.async.bulk", bulk, dict(R=R, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("async_global_bytes",),
+                warm=warm, outside=True, config=dict(config, BLOCKS=min(per_sm * sms, cdiv(R, config["ROWS"]))))
+
     def rounds(rate, work):  # of so much work an SM
         return 2 if small else max(2, int(CYCLES * rate / work))
 
@@ -247,7 +255,7 @@ def targets(device, small=False):
     H = 24 if small else min(2**32, device.memory_bytes // 16) // (4 * W)
     sheet, both = dict(H=H, W=W), ("global_load_bytes", "global_store_bytes")
     add("dram_read", "ld.global", tiled_sums, sheet | dict(R=1), None, passes, "byte", ("global_load_bytes",), outside=True)
-    in_bulk(add, "dram_read", 4 * H * W, 1, sms, cold=True)
+    in_bulk("dram_read", 4 * H * W, 1, warm=False)
     add("dram_write", "st.global", tiled_product, sheet, None, lambda p: 4 * p.H * p.W, "byte", ("global_store_bytes",), outside=True)
     add("dram_copy", "ld, st.global", one_pass, sheet, None, roof_copy.bytes, "byte", both, outside=True)
     W = 4096 * sms
@@ -257,19 +265,15 @@ def targets(device, small=False):
     add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True, outside=True,
         config=dict(UNROLL=min(16, H)))
     size = 16 * 2**10 if small else device.l2_bytes // 10
-    in_bulk(add, "l2", size, rounds(40, size // sms), sms, cold=False)
+    in_bulk("l2", size, rounds(40, size // sms), warm=True)
     sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
     add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
     return found
 
 
-def in_bulk(add, roof, size, times, sms, cold):
-    """The copy engine's way to read `size` bytes so many times over: the step and the settings of part 3."""
-    per_sm, config = IN_BULK.tuning(size)
-    R = size // ROW
-    blocks = min(per_sm * sms, cdiv(R, config["ROWS"]))
-    add(roof, "cp.async.bulk", bulk, dict(R=R, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("async_global_bytes",), warm=not cold,
-        outside=True, config=dict(config, BLOCKS=blocks))
+def bulk_smem(config):
+    """Bytes that a block of part 3's reads in bulk needs at most: its pieces, its sums and its barriers."""
+    return ROW * config["ROWS"] * config["STAGES"] + 16 * config["THREADS"] + 1024
 
 
 def passes(p):
