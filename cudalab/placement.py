@@ -33,8 +33,8 @@ def require_room(step: Step, problem: Problem, device: Device) -> None:
     """Raise OutOfMemory for a problem whose tensors the device cannot hold."""
     needed = sum(t.nbytes for t in step.op.tensors(problem).values())
     if needed > device.memory_bytes:
-        raise OutOfMemory(f"{step.path} at {problem} needs {needed / 1e9:.4g} GB, and {device.name} has {device.memory_bytes / 1e9:.4g} GB: "
-                          f"a smaller --shape, or another --device")
+        raise OutOfMemory(f"{step.path} at {problem} needs {needed / 1e9:.4g} GB, and {device.name} has {device.memory_bytes / 1e9:.4g} "
+                          f"GB: a smaller --shape, or another --device")
 
 
 def _floor(flops: int, read: int, written: int, compute: str, known: Mapping[str, Roof]) -> dict:
@@ -163,9 +163,8 @@ def points_text(points: Sequence[Mapping]) -> str:
 
 def counters_lines(launch: Mapping) -> list[str]:
     """What ncu counted of one launch: bytes by level, how busy each unit was, what warps waited for.  What is not known is left out."""
-    levels = [f"{what} {scaled_text(launch[name], 'B')}" for name, what in
-              dict(dram_read_bytes="DRAM read", dram_write_bytes="DRAM written", l2_bytes="L2", l1_bytes="L1", local_bytes="spilled").items()
-              if launch.get(name)]
+    names = dict(dram_read_bytes="DRAM read", dram_write_bytes="DRAM written", l2_bytes="L2", l1_bytes="L1", local_bytes="spilled")
+    levels = [f"{what} {scaled_text(launch[name], 'B')}" for name, what in names.items() if launch.get(name)]
     units = sorted(((launch[unit], unit) for unit in verdict.UNITS if (launch.get(unit) or 0) >= 0.005), reverse=True)
     stalls = sorted(((launch[f"stall_{reason}"], reason) for reason in verdict.STALLS if (launch.get(f"stall_{reason}") or 0) >= 0.005),
                     reverse=True)

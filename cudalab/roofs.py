@@ -1,9 +1,9 @@
 """The roofs of a device, measured: kernels that do one thing only, counted by the cycles and the clock that they read themselves.
 
-Where a multiprocessor works for itself, a roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor, cycles
-at start and end, nanoseconds at start and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the
-cycles from the first start to the last end; nothing outside of the kernel counts.  What all multiprocessors share, DRAM and L2, is timed
-from outside, as any kernel is, since the last of them sets the time; its clock is that of the protocol, read behind each batch.
+Where a multiprocessor works for itself, a roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor,
+cycles at start and end, nanoseconds at start and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs
+over the cycles from the first start to the last end; nothing outside of the kernel counts.  What all multiprocessors share, DRAM and L2, is
+timed from outside, as any kernel is, since the last of them sets the time; its clock is that of the protocol, read behind each batch.
 """
 
 import statistics
@@ -127,14 +127,14 @@ def conclude(rows: Sequence[Mapping]) -> list[str]:
 def plot(axes, rows: Sequence[Mapping]) -> None:
     """A bar a roof and protocol: its rate as a share of the architecture's at the highest clock (on the emulator: of the work claimed)."""
     counted = all(row["protocol"] == "counted" for row in rows)
-    names = list(dict.fromkeys((row["roof"], row["through"]) for row in rows if counted or row["architecture_share"]))
+    names = list(dict.fromkeys((row["roof"], row["through"]) for row in rows))
     highest = max((row["sm_clock_mhz"] or 0 for row in rows), default=0)
     protocols = list(dict.fromkeys(row["protocol"] for row in rows))
     for place, name in enumerate(names):
         mine = [row for row in rows if (row["roof"], row["through"]) == name]
         for row in mine:
             index = protocols.index(row["protocol"])
-            share = row["counted"] / row["expected"] if counted else row["architecture_share"]
+            share = row["counted"] / row["expected"] if counted else row["architecture_share"] or 0.0  # of L2 none is published
             if not counted and not row["roof"].startswith("dram"):
                 share *= row["sm_clock_mhz"] / highest
             at = place + (index - (len(protocols) - 1) / 2) * 0.4
@@ -143,7 +143,7 @@ def plot(axes, rows: Sequence[Mapping]) -> None:
         axes.text(108, place, ", ".join(words), va="center", fontsize=7)  # in a column of their own, where no bar reaches
     axes.set_yticks(range(len(names)), [f"{roof} {through}" for roof, through in names], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, 190)
+    axes.set_xlim(0, 195)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("% of the work claimed" if counted else "% of the architecture's figure at the highest clock seen", loc="left")
     if len(protocols) > 1:

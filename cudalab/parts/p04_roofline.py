@@ -40,7 +40,7 @@ roof_fma = Op(
     samples=(dict(A=0, B=0, C=0, D=0),),
     peers=(),
     dtypes=("f32", "f64"),
-    shapes=dict(emulate=shapes("520x3x5 1x1x1", ("T", "J", "R")), check=shapes("1x1x1 257x7x33 1000x16x100 135168x8x3", ("T", "J", "R")),
+    shapes=dict(emulate=shapes("520x8x40 1x1x1", ("T", "J", "R")), check=shapes("1x1x1 257x7x33 1000x16x100 135168x8x3", ("T", "J", "R")),
                 bench=shapes("135168x16x10000", ("T", "J", "R"))),
 )
 

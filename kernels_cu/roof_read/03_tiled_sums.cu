@@ -4,8 +4,8 @@
 // the time.
 // Now: whichever multiprocessor has room takes the next tile, so that all end together; and tiles start in the order of memory, so that
 // what is read at one moment lies close together.
-// A block owns a tile of ROWS rows by THREADS * VEC columns, a thread VEC neighbouring columns of it: all its loads are under way before the
-// first is added, and its sums join those of other blocks in L2.
+// A block owns a tile of ROWS rows by THREADS * VEC columns, a thread VEC neighbouring columns of it: all its loads are under way before
+// the first is added, and its sums join those of other blocks in L2.
 // Limited now by: what DRAM delivers; this is its roof.
 
 #include "hints.cuh"
