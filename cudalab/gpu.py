@@ -214,7 +214,7 @@ class Gpu:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid  # the driver counts blocks, with a cluster too
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.smem
-        config.numAttrs = 0
+        attributes = []
         if launch.cluster:
             if math.prod(launch.cluster) > PORTABLE_CLUSTER:
                 self._set(function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, label)
@@ -222,8 +222,15 @@ class Gpu:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             size = attribute.value.clusterDim
             size.x, size.y, size.z = launch.cluster
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(attribute)
+        if launch.early:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        if attributes:
+            config.attrs = attributes
+        config.numAttrs = len(attributes)
         return config, function
 
     def _encode(self, tensor_map: TensorMap, array, label: str):
@@ -314,19 +321,18 @@ def backend(name: str | None = None, **emulated):
     emulated: what an Emulator is made with.  Raises NoDevice if the GPU was asked for by name, and UnusableDevice, unless the emulator was
     asked for, where there is a GPU or a driver that does not work.
     """
-    from cudalab.emulator import Emulator
-    if name not in (None, "auto", Gpu.name, Emulator.name):
-        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and '{Emulator.name}'")
-    if name == Emulator.name:
-        return Emulator(**emulated)
+    if name not in (None, "auto", Gpu.name, "emulator"):
+        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and 'emulator'")
     try:
-        return Gpu()
+        if name != "emulator":
+            return Gpu()
     except UnusableDevice:
         raise
     except NoDevice:
         if name == Gpu.name:
             raise
-        return Emulator(**emulated)
+    from cudalab.emulator import Emulator  # not before it is known to be needed: it takes a fifth of a second
+    return Emulator(**emulated)
 
 
 def _argument(argument, buffers: Mapping) -> ctypes._SimpleCData:

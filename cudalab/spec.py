@@ -95,6 +95,8 @@ class Launch:
     grid: blocks; block: threads, each an int or up to three.  cluster: blocks of one cluster (the grid still counts blocks).
     args: names separated by spaces (a tensor is passed as its address, a dimension as a 32-bit integer), or a tuple of names,
     Scalar, Pointer and TensorMap values.  smem: dynamic shared memory in bytes.
+    early: it may start while the launch ahead of it ends; its kernel waits for that one (griddepcontrol.wait) before it touches memory.
+    CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization" (sm_90).
     """
 
     entry: str
@@ -103,6 +105,7 @@ class Launch:
     args: str | tuple
     smem: int = 0
     cluster: tuple[int, int, int] | None = None
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -370,7 +373,7 @@ def _normalise(action, tensors: Mapping[str, Tensor], problem: Values):
         raise BadLaunch(f"{action.entry}: a block of {block} has {math.prod(block)} threads, at most {MAX_BLOCK[0]} are possible")
     names = action.args.split() if isinstance(action.args, str) else action.args
     args = tuple(_argument(name, tensors, problem, action.entry) for name in names)
-    return Launch(action.entry, grid, block, args, action.smem, action.cluster)
+    return Launch(action.entry, grid, block, args, action.smem, action.cluster, action.early)
 
 
 def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:

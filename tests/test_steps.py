@@ -12,6 +12,7 @@ from cudalab import includes, registry, report, tune
 from cudalab.errors import BadConfig, LabError
 from cudalab.expressions import cdiv
 from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
+from cudalab.tensormap import TensorMap
 
 STEPS = registry.steps()
 CASES = [pytest.param(step, problem, id=f"{step.path}-{report.problem_text(problem)}")
@@ -51,7 +52,9 @@ def test_launches_fit_the_kernel(step, problem):
         parameters = signature(step, launch.entry)
         assert [isinstance(a, Pointer) for a in launch.args] == [pointer for pointer, _ in parameters]
         for argument, (_, name) in zip(launch.args, parameters):
-            if isinstance(argument, Pointer):
+            if isinstance(argument, TensorMap):
+                assert argument.name == name and plan.tensors[name].elements == math.prod(argument.dims)
+            elif isinstance(argument, Pointer):
                 assert 0 <= argument.offset < plan.tensors[argument.name].elements
                 assert argument.name == name or argument.name not in step.op.tensors(problem)
             elif name in problem:
@@ -63,7 +66,7 @@ def test_launches_fit_the_kernel(step, problem):
 def test_outputs_are_written(step, problem):
     """Every output of the op is an argument of some launch."""
     plan = step.plan(problem)
-    passed = {a.name for launch in plan.launches for a in launch.args if isinstance(a, Pointer)}
+    passed = {a.name for launch in plan.launches for a in launch.args if isinstance(a, (Pointer, TensorMap))}
     assert passed >= set(step.op.outputs)
 
 
@@ -273,7 +276,8 @@ def test_every_source_is_a_step():
 
 
 def test_shapes_are_awkward_enough():
-    """The check shapes of every op hold one with a dimension of 1 and one whose dimensions are all odd."""
+    """The check shapes of every op hold one with a dimension of 1 and one whose dimensions are all odd, unless no step takes odd ones."""
     for op in registry.ops().values():
-        problems = op.shapes["check"]
-        assert any(min(p.values()) == 1 for p in problems) and any(all(v % 2 for v in p.values()) for p in problems)
+        problems, odd = op.shapes["check"], op.problem(dict.fromkeys(op.dims, 7))
+        assert any(min(p.values()) == 1 for p in problems)
+        assert any(all(v % 2 for v in p.values()) for p in problems) or all(step.refuses(odd) for step in op.steps)

@@ -98,6 +98,8 @@ class Box:
             sizes.append(high - low)
             strides.append(stride * step)
         self.empty = 0 in sizes
+        if self.empty:
+            first = flat  # not somewhere behind the tensor
         self.first, self.end = first, first + sum((n - 1) * s for n, s in zip(sizes, strides)) + tensor_map.bytes
         self.sizes, self.strides = sizes, strides
         self.memory = memory

@@ -11,9 +11,6 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // Arrive at the cluster's barrier: all of a warp's lanes together.  What this thread wrote is visible to who waits.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
-// The same, but plain writes need not be visible: after fence_mbarrier_init nothing else has to be.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-
 // Wait until all threads of the cluster have arrived.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
@@ -24,9 +21,10 @@ __device__ __forceinline__ unsigned cluster_address(unsigned shared, unsigned bl
     return there;
 }
 
-// Write 16 bytes into the shared memory of a block of the cluster.
-__device__ __forceinline__ void store_cluster(unsigned there, float a, float b, float c, float d) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+// Start writing 16 bytes into the shared memory of a block of the cluster; they count at that block's mbarrier (both addresses there).
+__device__ __forceinline__ void store_cluster_async(unsigned there, float a, float b, float c, float d, unsigned barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(there), "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
 }
 
 // The launch behind this one may start as soon as all blocks have said so or ended; it waits itself for what it needs.

@@ -65,7 +65,9 @@ template <> struct WgmmaTail<2, 1, 1> { static constexpr char shared[] = ", 1, 1
 #define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %4, %5, %6, %7"
 #define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %8, %9, %10, %11"
 #define WGMMA_NAMES_32 WGMMA_NAMES_24 ", %12, %13, %14, %15"
+#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %16, %17, %18, %19"
 #define WGMMA_NAMES_48 WGMMA_NAMES_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %24, %25, %26, %27"
 #define WGMMA_NAMES_64 WGMMA_NAMES_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES_80 WGMMA_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_NAMES_96 WGMMA_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -84,7 +86,9 @@ template <> struct WgmmaTail<2, 1, 1> { static constexpr char shared[] = ", 1, 1
 #define WGMMA_SUMS_16(C) WGMMA_SUMS_8(C), WGMMA_FOUR(C, 4)
 #define WGMMA_SUMS_24(C) WGMMA_SUMS_16(C), WGMMA_FOUR(C, 8)
 #define WGMMA_SUMS_32(C) WGMMA_SUMS_24(C), WGMMA_FOUR(C, 12)
+#define WGMMA_SUMS_40(C) WGMMA_SUMS_32(C), WGMMA_FOUR(C, 16)
 #define WGMMA_SUMS_48(C) WGMMA_SUMS_32(C), WGMMA_FOUR(C, 16), WGMMA_FOUR(C, 20)
+#define WGMMA_SUMS_56(C) WGMMA_SUMS_48(C), WGMMA_FOUR(C, 24)
 #define WGMMA_SUMS_64(C) WGMMA_SUMS_48(C), WGMMA_FOUR(C, 24), WGMMA_FOUR(C, 28)
 #define WGMMA_SUMS_80(C) WGMMA_SUMS_64(C), WGMMA_FOUR(C, 32), WGMMA_FOUR(C, 36)
 #define WGMMA_SUMS_96(C) WGMMA_SUMS_80(C), WGMMA_FOUR(C, 40), WGMMA_FOUR(C, 44)
@@ -124,7 +128,9 @@ WGMMA(8, 4, 5, 6, 7, 8, 9, 10, 11)
 WGMMA(16, 8, 9, 10, 11, 12, 13, 14, 15)
 WGMMA(24, 12, 13, 14, 15, 16, 17, 18, 19)
 WGMMA(32, 16, 17, 18, 19, 20, 21, 22, 23)
+WGMMA(40, 20, 21, 22, 23, 24, 25, 26, 27)
 WGMMA(48, 24, 25, 26, 27, 28, 29, 30, 31)
+WGMMA(56, 28, 29, 30, 31, 32, 33, 34, 35)
 WGMMA(64, 32, 33, 34, 35, 36, 37, 38, 39)
 WGMMA(80, 40, 41, 42, 43, 44, 45, 46, 47)
 WGMMA(96, 48, 49, 50, 51, 52, 53, 54, 55)

@@ -38,7 +38,7 @@ class Proxies:
         self.sanitizer, self.clocks = sanitizer, sanitizer.clocks
         self.objects: dict = {}
         self.fenced = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.proxy.async
-        self.issued: list[tuple[np.ndarray, int]] = []  # (cells, site) of writes under way
+        self.issued: dict[tuple[str, int], tuple[np.ndarray, int]] = {}  # (space, first cell) -> (cells, site) of writes under way
         self.reading: deque = deque(maxlen=1024)  # of the newest reads
 
     def fence(self, mnemonic: str, lanes) -> None:
@@ -108,7 +108,7 @@ class Proxies:
             self.sanitizer.races[pieces.space].store(pieces, lambda at, winners: np.zeros(len(at), bool))
             shadow.records["writer"][pieces.cells] = FUTURE | pieces.lanes
             shadow.unset[pieces.cells] = False
-            self.issued.append((pieces.cells, site))
+            self.issued[pieces.space, int(pieces.cells[0])] = pieces.cells, site
 
     def done(self, index, size: int, key, lanes, site: int) -> None:
         """It has landed, and completes on a barrier object; key None: the lanes that issued it have waited."""
@@ -124,7 +124,8 @@ class Proxies:
             else:
                 who = records[pieces.cells] & LANE
             records[pieces.cells] = now << SHIFT | who
-            self.issued = [(cells, at) for cells, at in self.issued if not np.isin(cells[:1], pieces.cells).any()]
+            for cell in pieces.cells.tolist():
+                self.issued.pop((pieces.space, cell), None)
 
     def _need_fence(self, pieces, shadow) -> None:
         """Raise where plain writes would meet the async proxy without a proxy fence by their writer, or by who issues."""
@@ -143,4 +144,4 @@ class Proxies:
 
     def site_of(self, cell: int, reading: bool) -> int:
         """Where the write (read) was issued that is under way to (of) a cell."""
-        return next((site for cells, site in reversed(self.reading if reading else self.issued) if (cells == cell).any()), -1)
+        return next((site for cells, site in reversed(self.reading if reading else self.issued.values()) if (cells == cell).any()), -1)
