@@ -161,9 +161,9 @@ def run_tma_store(text: str, delivery: str) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["lazy", "eager"])
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_hopper_tiles_are_clean(cluster, delivery):
-    run_hopper_tile((KERNELS / "hopper_tile.cu").read_text(), 200, 100, 504, cluster, delivery)
+def test_hopper_tiles_are_clean(delivery):
+    """Where the planted bugs show; at other sizes and in clusters, in test_emulator_wgmma."""
+    run_hopper_tile((KERNELS / "hopper_tile.cu").read_text(), 100, 60, 504, 1, delivery)
 
 
 @pytest.mark.parametrize("delivery", ["lazy", "eager"])

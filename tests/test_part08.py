@@ -20,7 +20,7 @@ STABLE = [step for name in ("softmax", "rmsnorm", "layernorm", "argmax", "axis")
 INF, NAN = float("inf"), float("nan")
 LIMIT = {"rmsnorm": 1e18, "layernorm": 1e18}  # squares of what is larger overflow f32, in NumPy's float32 too
 SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 3e17, 3e38, -3e38, INF, -INF, NAN)
-once = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+once = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def judge(step, problem, x, place, overrides=types.MappingProxyType({})):
@@ -182,7 +182,7 @@ def test_how_much_moves_at_once_depends_on_where_arrays_lie(addresses, size, tog
 
 # -- the step that the library takes
 
-LENGTHS = (1, 3, 64, 1000, 1024, 4096, 8192, 16384, 32768, 65536, 65537, 131072, 151936, 262143, 262144)
+LENGTHS = (1, 3, 64, 1000, 4096, 16384, 65537, 151936, 262144)
 
 
 @pytest.mark.parametrize("sm", (80, 90))
