@@ -165,9 +165,9 @@ def stages(c):
     return c.STAGES * (c.BM + c.BN) * LINE
 
 
-def room(p, c, beside=0):
-    """Stages for which shared memory has room, beside so many bytes."""
-    return (227 * 1024 - 512 - beside) // ((c.BM + c.BN) * LINE)
+def room(c, beside):
+    """Stages for which shared memory has room in each of BLOCKS blocks, beside so many bytes."""
+    return (228 * 1024 // c.BLOCKS - 1024 - 512 - beside) // ((c.BM + c.BN) * LINE)
 
 
 WIDE = dict(BM=128, BN=columns(128), STAGES=4, CONSUMERS=2)
@@ -264,8 +264,8 @@ def split_launch(p, c):
 
 
 @tcgemm.step(12, **HOPPER, BM=lambda p: 64 if p.M <= 64 else 128, SPLIT=lambda p: 2 if p.M <= 64 else 1, BN=share_of_columns,
-             CONSUMERS=lambda p: 1 if p.M <= 64 else 2, STAGES=lambda p, c: min(16, room(p, c, exchanged(c))), RASTER=8,
-             tune=dict(BM=(64, 128), SPLIT=(1, 2, 4), BN=(32, 40, 48, 56, 64, 80, 96, 112, 128), CONSUMERS=(1, 2)))
+             CONSUMERS=lambda p: 1 if p.M <= 64 else 2, BLOCKS=1, STAGES=lambda p, c: min(16, room(c, exchanged(c))), RASTER=8,
+             tune=dict(BM=(64, 128), SPLIT=(1, 2, 4), BN=(32, 40, 48, 56, 64, 80, 96, 112, 128), CONSUMERS=(1, 2), BLOCKS=(1, 2)))
 def split_k(p, c):
     check_alignment(p)
     yield split_launch(p, c)
