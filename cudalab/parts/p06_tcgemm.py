@@ -1,9 +1,10 @@
-"""Part 6: tensor cores, from one instruction to past cuBLAS in BF16 and FP8."""
+"""Part 6: tensor cores, from one instruction to past cuBLAS in BF16 and FP8; what low precision costs."""
 
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
 from cudalab.parts.p05_sgemm import DIMS, norms_product
 from cudalab.spec import Launch, Op, TensorMap, shapes
+from cudalab.studies.tcgemm import STUDIES
 
 TITLE = "tensor cores, from one instruction to past cuBLAS in BF16 and FP8"
 LINE = 128  # bytes of K that one stage holds of a row, from step 6 on: one row of the widest swizzle
@@ -68,6 +69,7 @@ tcgemm = Op(
 )
 
 ops = (tcgemm,)
+studies = STUDIES
 
 
 def check_alignment(p):
@@ -238,8 +240,8 @@ def overlapped_launch(p, c):
 
 
 @tcgemm.step(11, **HOPPER, BM=128, BN=lambda p: 128 if takes_turns(p) else columns(256)(p),
-             STAGES=lambda p: 6 if takes_turns(p) else 4, CONSUMERS=2, CLUSTER_M=lambda p, c: 1 if few_tiles(p, c) else 2, CLUSTER_N=1, RASTER=8, STORES=2, PINGPONG=takes_turns, SKEW=0,
-             WORKERS=MULTIPROCESSORS, zero=("PINGPONG", "SKEW"),
+             STAGES=lambda p: 6 if takes_turns(p) else 4, CONSUMERS=2, CLUSTER_M=lambda p, c: 1 if few_tiles(p, c) else 2, CLUSTER_N=1,
+             RASTER=8, STORES=2, PINGPONG=takes_turns, SKEW=0, WORKERS=MULTIPROCESSORS, zero=("PINGPONG", "SKEW"),
              tune=SIZES | SHARED | dict(RASTER=(4, 8, 16), STORES=(1, 2, 4), PINGPONG=(0, 1), SKEW=(0, 1, 2), WORKERS=(128, 132)))
 def overlapped(p, c):
     check_alignment(p)
