@@ -60,8 +60,10 @@ def test_bank_conflicts(step, kind, conflicts):
 
 
 PLANTED = [
-    ("no proxy fence before TMA reads C", "tcgemm/11", "                    fence_proxy_async();\n", "", MissingProxyFence, "without fence"),
-    ("a chunk that its store still reads", "tcgemm/11", "tma_wait_read<STORES - 1>();", "tma_wait_read<4>();", KernelFault, "still to read"),
+    ("no proxy fence before TMA reads C", "tcgemm/11", "                    fence_proxy_async();\n", "",
+     MissingProxyFence, "without fence"),
+    ("a chunk that its store still reads", "tcgemm/11", "tma_wait_read<STORES - 1>();", "tma_wait_read<4>();",
+     KernelFault, "still to read"),
     ("a chunk that is not complete", "tcgemm/11", "named_barrier_wait(4 + consumer, 128);  // the chunk is complete for TMA", "",
      KernelFault, "race|uninitialised"),
     ("no proxy fence between copies and wgmma", "tcgemm/6", "        fence_proxy_async();  // what", "        // what",
@@ -117,7 +119,8 @@ LARGE, NARROW, SIZES = (4096, 4096, 4096), (64, 4096, 7168), (200, 136, 272)
 @pytest.mark.parametrize("name, sizes, kind, sm, step", [
     ("tcgemm", LARGE, ("bf16", "nt"), 90, "tcgemm/11_overlapped"), ("tcgemm", NARROW, ("bf16", "nt"), 90, "tcgemm/12_split_k"),
     ("tcgemm", LARGE, ("f16", "nn"), 89, "tcgemm/05_fragments_ahead"), ("sgemm", LARGE, ("f32", None), 80, "sgemm/12_stream_k"),
-    ("fp8gemm", LARGE, ("fp8_e4m3", "fast"), 90, "fp8gemm/01_fast"), ("fp8gemm", NARROW, ("fp8_e4m3", "fast"), 90, "fp8gemm/02_fast_split_k"),
+    ("fp8gemm", LARGE, ("fp8_e4m3", "fast"), 90, "fp8gemm/01_fast"),
+    ("fp8gemm", NARROW, ("fp8_e4m3", "fast"), 90, "fp8gemm/02_fast_split_k"),
     ("fp8gemm", NARROW, ("fp8_e4m3", "block"), 90, "fp8gemm/03_promoted")])
 def test_matmul_takes_the_step_for_the_shape(name, sizes, kind, sm, step):
     problem = registry.ops()[name].problem(dict(zip("MNK", sizes)), *kind)
@@ -144,7 +147,8 @@ def test_matmul_reads_the_kind_from_its_arrays(dtype, turned, scales, accumulate
 
 @pytest.mark.parametrize("dtype, scales, accumulate, says", [
     ("bf16", ((1,), (1,)), "promoted", "scales are for fp8"), ("fp8_e4m3", None, "promoted", "needs scales"),
-    ("fp8_e4m3", ((2, 200), (2, 3)), "promoted", re.escape("(3, 200) and (2, 3)")), ("fp8_e4m3", ((1,), (1,)), "slow", "'fast' or 'promoted'")])
+    ("fp8_e4m3", ((2, 200), (2, 3)), "promoted", re.escape("(3, 200) and (2, 3)")),
+    ("fp8_e4m3", ((1,), (1,)), "slow", "'fast' or 'promoted'")])
 def test_matmul_refuses_scales_that_do_not_fit(dtype, scales, accumulate, says):
     with pytest.raises(LabError, match=says):
         products.kind(dtype, np.zeros((272, 136), "f4"), scales and tuple(np.ones(shape, "f4") for shape in scales), accumulate, SIZES)
