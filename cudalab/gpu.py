@@ -301,19 +301,18 @@ def backend(name: str | None = None, **emulated):
     emulated: what an Emulator is made with.  Raises NoDevice if the GPU was asked for by name, and UnusableDevice, unless the emulator was
     asked for, where there is a GPU or a driver that does not work.
     """
-    from cudalab.emulator import Emulator
-    if name not in (None, "auto", Gpu.name, Emulator.name):
-        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and '{Emulator.name}'")
-    if name == Emulator.name:
-        return Emulator(**emulated)
+    if name not in (None, "auto", Gpu.name, "emulator"):
+        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and 'emulator'")
     try:
-        return Gpu()
+        if name != "emulator":
+            return Gpu()
     except UnusableDevice:
         raise
     except NoDevice:
         if name == Gpu.name:
             raise
-        return Emulator(**emulated)
+    from cudalab.emulator import Emulator  # not before it is known to be needed: it takes a fifth of a second
+    return Emulator(**emulated)
 
 
 def _argument(argument, buffers: Mapping) -> ctypes._SimpleCData:

@@ -9,7 +9,7 @@ from cudalab.spec import Plan, Problem, Step
 def spread(plans: list[Plan], count: int) -> list[Plan]:
     """So many of the plans that are compiled differently, the first, the last and what lies evenly between them."""
     different = list({(plan.config, plan.problem.kind): plan for plan in plans}.values())
-    return [different[i * (len(different) - 1) // (count - 1)] for i in range(count)] if len(different) > count else different
+    return [different[i * (len(different) - 1) // max(1, count - 1)] for i in range(count)] if len(different) > count else different
 
 
 def few(step: Step, purpose: str) -> list[Problem]:

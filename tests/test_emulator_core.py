@@ -24,7 +24,7 @@ def kernel(body: str, parameters: str, before: str = "") -> str:
 
 @pytest.mark.parametrize("step", registry.steps(), ids=lambda step: step.path)
 def test_steps_on_their_emulate_shapes(step):
-    for problem in step.problems("emulate", *zip(*step.kinds()[:1])):
+    for problem in step.problems("emulate", *zip(*step.kinds()[:1]))[:1]:  # the sanitizer's test takes the others
         for verdict in check_step(step, problem, Emulator("sm_90a")):
             assert verdict, verdict.reason
 

@@ -1,4 +1,4 @@
-"""Part 8: special values as NumPy has them, shapes, clusters and pipelines, the same bits every time, rows that stand apart, the library."""
+"""Part 8: special values as NumPy has them, shapes, clusters, pipelines, the same bits every time, rows that stand apart, the library."""
 
 import dataclasses
 import types
@@ -20,7 +20,7 @@ STABLE = [step for name in ("softmax", "rmsnorm", "layernorm", "argmax", "axis")
 INF, NAN = float("inf"), float("nan")
 LIMIT = {"rmsnorm": 1e18, "layernorm": 1e18}  # squares of what is larger overflow f32, in NumPy's float32 too
 SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 3e17, 3e38, -3e38, INF, -INF, NAN)
-once = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+once = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def judge(step, problem, x, place, overrides=types.MappingProxyType({})):
@@ -44,8 +44,8 @@ def special_rows(step, drawn, dtype):
     return x
 
 
-@pytest.mark.parametrize("dtype", ("f32", "bf16"))
-@pytest.mark.parametrize("step", STABLE, ids=lambda step: step.path)
+@pytest.mark.parametrize("step, dtype", [pytest.param(step, dtype, id=f"{step.path}-{dtype}") for step in STABLE
+                                         for dtype in ("f32", "bf16") if dtype == "f32" or step is step.op.steps[-1]])
 def test_special_values_come_out_as_numpy_has_them(step, dtype):
     problem = step.op.problem(dict(M=8, N=40), dtype, step.kinds()[-1][1])  # of the variants the last: a maximum
     if step.refuses(problem):
@@ -131,8 +131,8 @@ def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
 
 # -- the same bits every time
 
-@pytest.mark.parametrize("name, sizes, variant", [("reduce/last_block", dict(N=40000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"),
-                                                  ("axis/split", dict(M=2, N=5000), "sum_last")])
+@pytest.mark.parametrize("name, sizes, variant", [
+    ("reduce/last_block", dict(N=40000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"), ("axis/split", dict(M=2, N=5000), "sum_last")])
 def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
     step = registry.resolve_step(name)
@@ -174,7 +174,8 @@ def test_which_arrays_are_rows_as_they_lie(shape, strides, size, whether):
     assert library.collapses(shape, strides, size) == whether
 
 
-@pytest.mark.parametrize("addresses, size, together", [((256, 512), 2, 8), ((256, 516), 2, 2), ((256, 514), 2, 1), ((0, 8), 4, 2), ((2,), 4, 1)])
+@pytest.mark.parametrize("addresses, size, together",
+                         [((256, 512), 2, 8), ((256, 516), 2, 2), ((256, 514), 2, 1), ((0, 8), 4, 2), ((2,), 4, 1)])
 def test_how_much_moves_at_once_depends_on_where_arrays_lie(addresses, size, together):
     assert library.alignment(addresses, size) == together
 
@@ -231,7 +232,8 @@ def agrees(op, problem, inputs, outputs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ("f32", "f16", "bf16"))
-@pytest.mark.parametrize("M, N, wide", [(300, 4096, 4096), (33, 1000, 1003), (2, 151936, 151936), (1, 7, 7), (5, 65537, 65537), (64, 512, 1024)])
+@pytest.mark.parametrize("M, N, wide", [(300, 4096, 4096), (33, 1000, 1003), (2, 151936, 151936), (1, 7, 7), (5, 65537, 65537),
+                                        (64, 512, 1024)])
 def test_the_library_agrees_with_numpy(cp, dtype, M, N, wide):
     import cudalab
     host = {name: encode(np.random.default_rng(3).standard_normal(shape, np.float32), dtype)
@@ -248,8 +250,8 @@ def test_the_library_agrees_with_numpy(cp, dtype, M, N, wide):
     agrees("argmax", OPS["argmax"].problem(sizes, dtype), {"x": host["x"]}, {"index": back(cudalab.argmax(x, 1))})
     agrees("axis", OPS["axis"].problem(sizes, dtype, "sum_last"), {"x": host["x"]}, {"y": back(cudalab.sum(x, 1))})
     agrees("axis", OPS["axis"].problem(sizes, dtype, "sum_first"), {"x": host["x"]}, {"y": back(cudalab.sum(x, 0))})
-    total = cudalab.sum(x).reshape(1)
-    agrees("reduce", OPS["reduce"].problem(dict(N=M * N), dtype), {"x": np.ascontiguousarray(host["x"]).reshape(-1)}, {"total": back(total)})
+    flat, total = np.ascontiguousarray(host["x"]).reshape(-1), cudalab.sum(x).reshape(1)
+    agrees("reduce", OPS["reduce"].problem(dict(N=M * N), dtype), {"x": flat}, {"total": back(total)})
 
 
 @pytest.mark.gpu

@@ -54,7 +54,7 @@ def test_a_piece_of_k_may_be_empty(step, kind):
 def test_bank_conflicts(step, kind, conflicts):
     """The obvious layout has them, every one since has none, neither in what ldmatrix reads nor in what stmatrix writes."""
     step = registry.resolve_step(step)
-    total = counted.count_plan(step.plan(step.op.problem(dict(M=72, N=72, K=80), *kind.split())), Emulator())
+    total = counted.count_plan(step.plan(step.op.problem(dict(M=40, N=72, K=80), *kind.split())), Emulator())
     excess = sum(total[f"shared_{way}_wavefronts"] - total[f"shared_{way}_ideal"] for way in ("load", "store"))
     assert total["shared_store_requests"] > 0 and (excess > 0) == conflicts
 

@@ -87,17 +87,16 @@ def loads_in_flight(p, c):
     yield Launch("vecadd", grid=some_blocks(p, c, c.LOADS * c.THREADS), block=c.THREADS, args="A B C N")
 
 
-@vecadd.step(5, THREADS=256, LOADS=4, VEC=4, GRID=1056, zero=("GRID",),
+@vecadd.step(5, THREADS=256, LOADS=2, VEC=4, GRID=1056, zero=("GRID",),
              tune=dict(THREADS=THREADS[2:7], LOADS=(1, 2, 4, 8), VEC=(2, 4), GRID=GRIDS))
 def vectors(p, c):
     yield Launch("vecadd", grid=some_blocks(p, c, c.VEC * c.LOADS * c.THREADS), block=c.THREADS, args="A B C N")
 
 
-# READ, WRITE: what the caches are told, see kernels_cu/common/cache_hints.cuh
-@vecadd.step(6, THREADS=256, LOADS=2, GRID=0, READ=2, WRITE=1, zero=("GRID", "READ", "WRITE"),
-             tune=dict(THREADS=THREADS[2:7], LOADS=(1, 2, 4, 8), GRID=GRIDS, READ=(0, 1, 2, 3), WRITE=(0, 1, 2)))
-def streaming(p, c):
-    yield Launch("vecadd", grid=some_blocks(p, c, 4 * c.LOADS * c.THREADS), block=c.THREADS, args="A B C N")
+# EVICT_FIRST: whether the sums are the first to leave L2
+@vecadd.step(6, THREADS=1024, EVICT_FIRST=1, zero=("EVICT_FIRST",), tune=dict(THREADS=THREADS[2:], EVICT_FIRST=(0, 1)))
+def one_pass(p, c):
+    yield Launch("vecadd", grid=max(1, cdiv(p.N, 4 * c.THREADS)), block=c.THREADS, args="A B C N")
 
 
 # REGS: values that a path which no launch takes holds at once; SMEM: bytes of dynamic shared memory that nobody touches

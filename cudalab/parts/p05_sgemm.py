@@ -29,7 +29,7 @@ sgemm = Op(
     samples=(dict(A=0, C=0), dict(B=1, C=1)),
     peers=("cublas", "cublaslt"),
     shapes=dict(
-        emulate=shapes("130x260x162 1x1x1", DIMS),
+        emulate=shapes("130x260x66 1x1x1", DIMS),
         check=shapes("512 257x130x70 1x1x1 1x333x77 333x1x129 128x128x1 1000 129x255x513 4096x64x32 64x4096x33 1537x1793x65", DIMS),
         bench=shapes("4096 2048 8192 4096x4096x1024 8192x1024x4096 4095x4097x4093 1024 1000", DIMS),
     ),
@@ -153,7 +153,7 @@ TILE = dict(BM=few_tiles(64, 128), BN=few_tiles(128, 256), BK=few_tiles(4, 8), S
 
 
 @sgemm.step(11, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",))
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",), emulate="66x130x162 1x1x1")
 def sliced_k(p, c):
     check_vectors(p, c)
     check_ragged(p, c, c.BK * c.SLICES, p.N)
@@ -166,7 +166,7 @@ def sliced_k(p, c):
 # rows start at multiples of 16 bytes, which costs as much as 50 rows of C or so.
 @sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=24, SPACING=few_tiles(4, 1), COPY_AT=few_tiles(0, 3), PINNED=2,
             ALIGN=lambda p: int(p.N % 4 != 0 and p.M >= 1024), VEC_N=lambda p: 4 if p.M >= 1024 else math.gcd(p.N, 4), RAGGED=ragged,
-            WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE, zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"))
+            WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE, zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"), emulate="66x130x162 1x1x1")
 def stream_k(p, c):
     fringe = p.N % c.BN if p.N > c.BN and p.N % c.BN <= c.FRINGE else 0
     columns = p.N - fringe

@@ -3,6 +3,7 @@
 from cudalab.dtypes import itemsize
 from cudalab.expressions import cdiv
 from cudalab.spec import Fill, Launch, Op, i32, scratch, shapes, state
+from cudalab.studies.summation import STUDIES
 
 TITLE = "summing across threads: one long vector"
 DIMS = ("N",)
@@ -28,7 +29,25 @@ reduce = Op(
     ),
 )
 
-ops = (reduce,)
+order = Op(
+    "order",
+    title="M sums of N numbers each, added in an order that each step says",
+    dims=("M", "N"),
+    inputs=dict(x="N, M"),
+    outputs=dict(y="M"),
+    reference=lambda x: x.sum(0),
+    scale=lambda x: (x * x).sum(0) ** 0.5,
+    depth=lambda p: 8 + p.N,
+    flops=lambda p: p.M * p.N,
+    bytes=lambda p: 4 * p.M * (p.N + 1),
+    samples=(dict(x=1, y=0),),
+    peers=(),
+    shapes=dict(emulate=shapes("70x37 1x1", ("M", "N")), check=shapes("1000x999 1x65537 4097x1 3x7", ("M", "N")),
+                bench=shapes("16384x4096", ("M", "N"))),
+)
+
+ops = (reduce, order)
+studies = STUDIES
 
 
 def chain(p, c):
@@ -106,3 +125,25 @@ def last_block(p, c):
     yield scratch("partial", (blocks,))
     yield state("arrived", (1,), "u32")
     yield Launch("reduce", grid=blocks, block=c.THREADS, args="x partial arrived total N")
+
+
+# one thread a sum, in the order that the step's name says: for the study of errors, not for speed
+
+@order.step(1, THREADS=128)
+def in_order(p, c):
+    yield Launch("order", grid=cdiv(p.M, c.THREADS), block=c.THREADS, args="x y M N")
+
+
+@order.step(2, THREADS=128)
+def pairwise(p, c):
+    yield Launch("order", grid=cdiv(p.M, c.THREADS), block=c.THREADS, args="x y M N")
+
+
+@order.step(3, THREADS=128)
+def kahan(p, c):
+    yield Launch("order", grid=cdiv(p.M, c.THREADS), block=c.THREADS, args="x y M N")
+
+
+@order.step(4, THREADS=128)
+def neumaier(p, c):
+    yield Launch("order", grid=cdiv(p.M, c.THREADS), block=c.THREADS, args="x y M N")

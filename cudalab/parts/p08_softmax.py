@@ -4,6 +4,7 @@ from cudalab.dtypes import itemsize
 from cudalab.expressions import cdiv
 from cudalab.parts import rows
 from cudalab.spec import Launch, Op
+from cudalab.studies.stability import STUDIES
 
 TITLE = "summing across threads: softmax"
 
@@ -38,6 +39,7 @@ softmax = Op(
 )
 
 ops = (softmax,)
+studies = STUDIES
 
 
 def arguments(p):

@@ -234,11 +234,11 @@ def conclude_waves(rows):
 # -- grid size
 
 def grid_size(place, progress):
-    """A grid-stride loop under grids from a quarter of the multiprocessors to many waves."""
+    """A grid-stride loop under grids from a quarter of the multiprocessors to a block a tile."""
     emulated, sms = place.name == "emulator", place.device.sms
     held = fit(plan_of("vecadd/4", dict(N=COUNTED)), place)[0].blocks
     blocks = sorted({sms // 4, sms // 2, sms, sms + 1, 2 * sms, 3 * sms, 4 * sms, held * sms, held * sms + 1, 3 * held * sms // 2,
-                     2 * held * sms, 4 * held * sms, 16 * held * sms})
+                     2 * held * sms, 4 * held * sms, 16 * held * sms, plan_of("vecadd/4", dict(N=SWEPT), GRID=0).launches[0].grid[0]})
     for number, grid in enumerate(blocks):
         progress(number, len(blocks), "vecadd/grid_size")
         plan = plan_of("vecadd/4", dict(N=SWEPT), GRID=grid)
@@ -253,7 +253,7 @@ def plot_grid_size(axes, rows):
     timed = is_timed(rows)
     heights = [row["bandwidth_bytes_per_s"] / 1e12 if timed else 100 * row["expected_share"] for row in rows]
     axes.plot([row["waves"] for row in rows], heights, marker="o", markersize=5, color=COLOURS[0])
-    log2_ticks(axes, [2.0**power for power in range(-5, 5)])
+    log2_ticks(axes, [2.0**power for power in range(-5, 8)])
     axes.set_xlabel("blocks of the grid, in waves of what the device runs at once")
     axes.set_ylabel("TB/s, two reads and a write" if timed else "% of the places that have work, over the whole launch")
     from_zero(axes, heights)
@@ -263,8 +263,11 @@ def conclude_grid_size(rows):
     if not is_timed(rows):
         return []
     good = near(rows, "bandwidth_bytes_per_s")
-    return [f"{min(row['grid'] for row in good)} blocks, {min(row['blocks_per_sm'] for row in good):.3g} a multiprocessor, come within 2 % "
+    said = [f"{min(row['grid'] for row in good)} blocks, {min(row['blocks_per_sm'] for row in good):.3g} a multiprocessor, come within 2 % "
             f"of the best, {text(max(row['bandwidth_bytes_per_s'] for row in rows))}."]
+    wave, passing = next(row for row in rows if row["waves"] == 1), rows[-1]
+    return said + [f"As many blocks as run at once reach {text(wave['bandwidth_bytes_per_s'])}; a block a tile, {passing['grid']} of them, "
+                   f"{text(passing['bandwidth_bytes_per_s'])}."]
 
 
 # -- divergence

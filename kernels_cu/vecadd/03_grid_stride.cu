@@ -1,9 +1,8 @@
 // Grid-stride loop: as many blocks as the device runs at once, and each walks over the vector.
 //
 // Before: a block was started for every few elements, and did next to nothing before the next took its place.
-// Now: the grid no longer depends on N. A block stays, and steps on by the width of the whole grid, so that all blocks together
-// move over the vector as one front. With a grid that is not a multiple of what runs at once, some blocks would start late and
-// leave the others idle at the end.
+// Now: the grid no longer depends on N. A block stays, and steps on by the width of the whole grid. With a grid that is not a
+// multiple of what runs at once, some blocks would start late and leave the others idle at the end.
 // A block owns every GRID-th piece of THREADS elements of C.
 // Limited now by: one element at a time. The loop does not load the next before it has stored this one (see step 4).
 

@@ -5,7 +5,7 @@
 // fraction of the instructions, of the addresses, and of the requests that the load pipe handles.
 // A block owns tiles of LOADS * THREADS vectors of C; a thread has one in every THREADS. The floats behind the last whole vector
 // are left to the first threads of the grid. With a GRID, so many blocks walk over all tiles; without, there is a block a tile.
-// Limited now by: the memory, and by caches that keep what nobody will ask for again (see step 6).
+// Limited now by: blocks that stay, each with tiles of its own (see step 6).
 
 #include "vec.cuh"
 

@@ -30,7 +30,8 @@ EITHER = f"({WARP}|{BARRIER})"
 BLOCKS = r"different blocks: use atomics, or a flag with __threadfence\(\)"
 FENCE, SYNC, SYNCWARP = "__threadfence();", "__syncthreads();", "__syncwarp();"
 TINY = (("BM", 32), ("BN", 64), ("TM", 4), ("TN", 4), ("BK", 4), ("STAGES", 3))  # tiles that compile and run fast
-STREAM = (*TINY, ("SLICES", 1), ("WORKERS", 5))  # several pieces of each tile
+# several pieces of each tile
+STREAM = (*TINY, ("SLICES", 1), ("WORKERS", 5), ("LEAD", 0), ("SPACING", 1), ("COPY_AT", 0))
 
 
 def race(before: str, cure: str) -> str:
@@ -105,12 +106,13 @@ LADDER = [
     Mutant("missing __syncwarp behind the reads", "sgemm/10", f"{SYNCWARP}  // the rows are read", "//", Race, race("read", WARP), TINY),
     Mutant("missing barrier between sums and tiles", "sgemm/11", f"{SYNC}  // everyone has read the last slice: shared memory is free", "",
            Race, race("read", EITHER), TINY),
-    Mutant("sums without a fence", "sgemm/12", f"{FENCE}\n            {SYNC}  // all of the block's sums", f"{SYNC}  //", Race,
-           race("write", BLOCKS), STREAM),
+    Mutant("sums without a fence", "sgemm/12", f"if (owed) {FENCE}", "", Race, race("write", BLOCKS), STREAM),
+    Mutant("last sums without a fence", "sgemm/12", f"{FENCE}\n        {SYNC}  // all of the block's sums", f"{SYNC}  //", Race,
+           race("write", BLOCKS), (*STREAM, ("WORKERS", 40))),
     Mutant("flag seen without a fence", "sgemm/12", f"flags[block] = 0;  // as the next launch expects it\n                    {FENCE}",
            "flags[block] = 0;", Race, race("write", BLOCKS), STREAM),
     Mutant("flag before all sums", "sgemm/12", f"{SYNC}  // all of the block's sums are visible before its flag is", "", Race,
-           race("write", BLOCKS), STREAM),
+           race("write", BLOCKS), (*STREAM, ("WORKERS", 40))),
     Mutant("sums read before the flag is seen", "sgemm/12", f"{SYNC}  // the flag was seen before anyone reads the sums", "", KernelFault,
            race("(write|read)", BLOCKS) + "|uninitialised", STREAM),
 ]
