@@ -134,7 +134,7 @@ def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
 # -- the same bits every time
 
 @pytest.mark.parametrize("name, sizes, variant", [
-    ("reduce/last_block", dict(N=40000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"), ("axis/split", dict(M=2, N=5000), "sum_last")])
+    ("reduce/last_block", dict(N=40000), None), ("reduce/early", dict(N=70000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"), ("axis/split", dict(M=2, N=5000), "sum_last")])
 def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
     step = registry.resolve_step(name)

@@ -63,7 +63,7 @@ def block_a_row(p, c):
 
 
 @axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2, variants=LAST,
-           tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
+           tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def packs(p, c):
     rows.check_width(p, c)
     yield Launch("axis", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
@@ -76,7 +76,7 @@ def parts_of_row(p):
 
 @axis.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=4, HINT=2, variants=LAST,
            tune=dict(SPLIT=(1, 2, 4, 8, 17, 32, 64, 128), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8),
-                     HINT=(0, 1, 2, 3)), zero=("HINT",))
+                     HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
     yield scratch("partial", (p.M, c.SPLIT))
@@ -103,7 +103,7 @@ def stacked(p):
 @axis.step(5, WIDE=wide, DEEP=lambda p: 256 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
            tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256),
                      SLABS=(1, 2, 4, 8, 9, 17, 33, 66, 128, 264, 528, 1056), VEC=(1, 2, 4, 8),
-                     LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
+                     LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def slabs(p, c):
     rows.check_width(p, c)
     columns, tiles = c.WIDE * c.VEC, cdiv(p.N, c.WIDE * c.VEC)

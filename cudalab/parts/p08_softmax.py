@@ -88,6 +88,6 @@ def pipelined(p, c):
     yield Launch("softmax", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
 
 
-@softmax.step(8, min_sm=90, **rows.IN_BULK, tune=rows.TUNE_BULK, zero=("HINT",))
+@softmax.step(8, min_sm=90, **rows.IN_BULK, tune=rows.TUNE_BULK)
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "softmax", arguments(p))

@@ -73,6 +73,11 @@ def lanes_of_cluster(p, c):
     return few or min(1024, 32 * cdiv(cdiv(share, 7), 32))
 
 
+def blocks_together(p, c):
+    """Blocks that shall fit a multiprocessor: two where registers hold a share for each, so that one loads while the other writes."""
+    return 2 if c.LANES <= 512 and c.VECS <= 5 else 1
+
+
 def held(p, c):
     """Packs of a row that each of its threads holds."""
     return cdiv(packs(p, c.VEC), c.LANES * c.get("CLUSTER", 1))
@@ -190,18 +195,18 @@ def bulk_launch(p, c, entry, args):
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
-TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2, 3))
-ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=1, HINT=2)
+TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2))
+ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=blocks_together, HINT=2)
 TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 704, 768, 1024), BLOCKS=(1, 2, 3, 4),
-                   HINT=(0, 1, 2, 3))
+                   HINT=(0, 1, 2))
 # GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
 PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages,
                  GRID=blocks_that_stay, BLOCKS=1, HINT=1)
 TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 320, 384, 512, 608, 640, 1024),
-                      STAGES=(1, 2, 3, 4, 6, 8, 16), HINT=(0, 1),
+                      STAGES=(1, 2, 3, 4, 6, 8, 16), BLOCKS=(1, 2), HINT=(0, 1),
                       GRID=(128, 132, 256, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
-IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room, HINT=2)
-TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 192, 256, 320, 384, 480, 512), ROWS=(1, 2, 3, 4), HINT=(0, 2))
+IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
+TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 512), ROWS=(1, 2, 4))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
-TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2, 3))
+TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))
