@@ -57,8 +57,9 @@ def lanes(p, c):
 
 
 def rows_of_block(p, c):
-    """Rows of a block, so that short ones make 128 threads together."""
-    return max(1, 128 // c.LANES) if c.LANES <= 32 else 1
+    """Rows of a block, so that short ones make 128 threads together, or more where each has but a few packs: blocks start one a cycle."""
+    threads = 512 // min(4, cdiv(packs(p, c.VEC), c.LANES))
+    return max(1, threads // c.LANES) if c.LANES <= 32 else 1
 
 
 def blocks_of_row(p, c):
