@@ -29,14 +29,14 @@ OTHERS = [target for target in TARGETS if target != "sm_90a"]
 
 
 def plans_for(step, target):
-    """What the tests compile: for sm_90a all that the emulator runs, and beside it what `check` runs; for other targets one plan."""
+    """What the tests compile: for sm_90a all that the emulator runs, and what `check` compiles for a large shape; for other
+    targets one plan."""
     here = [step.plan(problem) for problem in few(step, "check") if step.runs_on(sm_of(target), problem)]
     if target != "sm_90a":
         return spread(here, 1)
     emulated = spread([step.plan(problem) for problem in few(step, "emulate")], len(here) + 9)
     known = {(plan.config, plan.problem.kind) for plan in emulated}
-    more = spread([plan for plan in here if (plan.config, plan.problem.kind) not in known], 2)
-    return emulated + (more[-1:] if step.op.name == "sgemm" else more)  # of the slow ones to compile what is for the largest shape
+    return emulated + [plan for plan in here if (plan.config, plan.problem.kind) not in known][-1:]  # the last shapes are the large ones
 
 
 @pytest.mark.parametrize("step", registry.steps(), ids=lambda step: step.path)
