@@ -163,12 +163,14 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "argmax":
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
-    if rows.packs(problem, vec) <= LONG_ROW or sm < 90 and rows.fits(problem, vec, 1024):
+    if rows.packs(problem, vec) <= LONG_ROW[name]:
         idea = "registers"
-    elif sm >= 90 and rows.fits(problem, vec, 1024, 16):
-        idea = "cluster"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"
+    elif sm >= 90 and rows.fits(problem, vec, 1024, 16):
+        idea = "cluster"
+    elif rows.fits(problem, vec, 1024):
+        idea = "registers"
     else:
         idea = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")[name]
     step = resolve_step(f"{name}/{idea}")
@@ -176,7 +178,9 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
-LONG_ROW = 4096  # loads: up to here a row is one block's
+# Loads: up to here a row is held by the registers of one block.  Of the longest it takes 1024 threads, which only RMSNorm has few enough
+# registers for to keep two blocks on a multiprocessor (docs/notes/reductions.md).
+LONG_ROW = dict(softmax=2048, layernorm=2048, rmsnorm=4096)
 
 
 def alignment(addresses: Sequence[int], size: int) -> int:

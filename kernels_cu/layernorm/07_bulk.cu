@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
     const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
     const int first = blockIdx.x / CLUSTER * ROWS, rows = min(ROWS, M - first);
     const Pack<element, VEC>* held = reinterpret_cast<const Pack<element, VEC>*>(room);
-    x += first * stride_x + rank * share * VEC, y += first * stride_y + rank * share * VEC, w += rank * share * VEC, b += rank * share * VEC;
+    x += first * stride_x + rank * share * VEC, y += first * stride_y + rank * share * VEC;
+    w += rank * share * VEC, b += rank * share * VEC;
 
     if (threadIdx.x == 0) {
         for (int row = 0; row < ROWS; ++row) mbarrier_init(shared_address(full + row), 1);
