@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
               float eps) {
     extern __shared__ __align__(128) unsigned char room[];
     __shared__ float means[ROWS][SLOTS], squares[ROWS][SLOTS];
-    __shared__ unsigned long long full[ROWS];
+    __shared__ unsigned long long full[ROWS], arrived;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = rank * WARPS + warp;
     const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
     const int first = blockIdx.x / CLUSTER * ROWS, rows = min(ROWS, M - first);
@@ -39,14 +39,14 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
 
     if (threadIdx.x == 0) {
         for (int row = 0; row < ROWS; ++row) mbarrier_init(shared_address(full + row), 1);
-        fence_mbarrier_init();
+        expect_values(&arrived, rows * 2 * SLOTS * sizeof(float));
         for (int row = 0; row < rows && mine > 0; ++row) {
             mbarrier_expect(shared_address(full + row), mine * 16);
             bulk_load(shared_address(room) + row * share * 16, x + row * stride_x, mine * 16, shared_address(full + row));
         }
     }
     __syncthreads();  // the barriers are ready
-    if constexpr (CLUSTER > 1) cluster_arrive();  // this block runs, so that others may write into it; they wait for that below
+    if constexpr (CLUSTER > 1) cluster_arrive_relaxed();  // this block runs, so that others may write into it; they wait for that below
 
     const float own = max(columns_of(slot, packs, share), 1);
     for (int row = 0; row < rows; ++row) {
@@ -71,16 +71,15 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
         if constexpr (CLUSTER > 1) {
             if (row == 0) cluster_wait();  // every block of the cluster runs
             if (lane < CLUSTER) {
-                store_remote(&means[row][slot], lane, mean);
-                store_remote(&squares[row][slot], lane, square);
+                send(&means[row][slot], lane, mean, &arrived);
+                send(&squares[row][slot], lane, square, &arrived);
             }
         } else {
             if (lane == 0) means[row][slot] = mean, squares[row][slot] = square;
         }
     }
     if constexpr (CLUSTER > 1) {
-        cluster_arrive();
-        cluster_wait();  // every warp of the rows has written its moments here; nobody leaves while another may still write to it
+        mbarrier_wait(shared_address(&arrived), 0);  // every warp of the rows has sent its moments here; then nobody writes here any more
     } else {
         __syncthreads();  // every warp's moments are there before any reads them
     }

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
                                                                     long long stride_y) {
     extern __shared__ __align__(128) unsigned char room[];
     __shared__ float maxima[ROWS][SLOTS], sums[ROWS][SLOTS];
-    __shared__ unsigned long long full[ROWS];
+    __shared__ unsigned long long full[ROWS], arrived;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
     const int first = blockIdx.x / CLUSTER * ROWS, rows = min(ROWS, M - first);
@@ -31,14 +31,14 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
 
     if (threadIdx.x == 0) {
         for (int row = 0; row < ROWS; ++row) mbarrier_init(shared_address(full + row), 1);
-        fence_mbarrier_init();
+        expect_values(&arrived, rows * 2 * SLOTS * sizeof(float));
         for (int row = 0; row < rows && mine > 0; ++row) {
             mbarrier_expect(shared_address(full + row), mine * 16);
             bulk_load(shared_address(room) + row * share * 16, x + row * stride_x, mine * 16, shared_address(full + row));
         }
     }
     __syncthreads();  // the barriers are ready
-    if constexpr (CLUSTER > 1) cluster_arrive();  // this block runs, so that others may write into it; they wait for that below
+    if constexpr (CLUSTER > 1) cluster_arrive_relaxed();  // this block runs, so that others may write into it; they wait for that below
 
     for (int row = 0; row < rows; ++row) {
         if (mine > 0) mbarrier_wait(shared_address(full + row), 0);
@@ -63,16 +63,15 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
         if constexpr (CLUSTER > 1) {
             if (row == 0) cluster_wait();  // every block of the cluster runs
             if (lane < CLUSTER) {
-                store_remote(&maxima[row][rank * WARPS + warp], lane, largest);
-                store_remote(&sums[row][rank * WARPS + warp], lane, sum);
+                send(&maxima[row][rank * WARPS + warp], lane, largest, &arrived);
+                send(&sums[row][rank * WARPS + warp], lane, sum, &arrived);
             }
         } else {
             if (lane == 0) maxima[row][warp] = largest, sums[row][warp] = sum;
         }
     }
     if constexpr (CLUSTER > 1) {
-        cluster_arrive();
-        cluster_wait();  // every warp of the rows has written its pairs here; nobody leaves while another may still write to it
+        mbarrier_wait(shared_address(&arrived), 0);  // every warp of the rows has sent its pairs here; then nobody writes here any more
     } else {
         __syncthreads();  // every warp's pairs are there before any reads them
     }
