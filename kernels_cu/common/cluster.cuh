@@ -11,8 +11,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // Arrive at the cluster's barrier: all of a warp's lanes together.  What this thread wrote is visible to who waits.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
-// Arrive to say that this block runs and has set up its mbarriers, and no more: unlike the above it does not wait for what this thread wrote
-// to be seen by the whole device.
+// Arrive to say that this block runs and has set up its mbarriers, and no more: unlike the above it does not wait until what this thread
+// wrote is seen by the whole device.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
 // Wait until all threads of the cluster have arrived.

@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange means and deviations through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes the mean and the squared deviations of its own elements into
-// every block of the cluster; after one barrier of the cluster each warp joins them by Chan's formula, in the same order everywhere.
+// Now: each block keeps a part of the row in registers.  Every warp sends the mean and the squared deviations of its own elements to every
+// block of the cluster; when all have come each warp joins them by Chan's formula, in the same order everywhere.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
         send(&means[slot], lane, mean, &arrived);
         send(&squares[slot], lane, square, &arrived);
     }
-    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its moments here; then nobody writes to this block any more
+    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its moments here; then nobody writes here any more
     sum = square = 0.0f;
 #pragma unroll
     for (int first = 0; first < SLOTS; first += 32) {

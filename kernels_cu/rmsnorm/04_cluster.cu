@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange their sums through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes its sum into every block of the cluster; after one barrier of
-// the cluster each warp adds them up, in the same order everywhere.
+// Now: each block keeps a part of the row in registers.  Every warp sends its sum to every block of the cluster; when all have come each
+// warp adds them up, in the same order everywhere.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     cluster_wait();  // every block of the cluster runs
     if (lane < CLUSTER) send(&slots[rank * WARPS + warp], lane, sum, &arrived);
-    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its sum here; then nobody writes to this block any more
+    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its sum here; then nobody writes here any more
     const float factor = rsqrtf(reduce_slots<SLOTS>(slots, Add{}) / N + eps);
     forget(held);
 #pragma unroll

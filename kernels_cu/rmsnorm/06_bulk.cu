@@ -1,8 +1,8 @@
-// Bulk: rows lie in shared memory as they came, brought by the copy engine, so that registers no longer say how many are under way.
+// Bulk: rows lie in shared memory as they came; registers no longer say how many are under way.
 //
 // Before: blocks that stay begin and end their rows in step with few others; blocks that come and go held their rows in registers, room for
 // one or two of them on a multiprocessor, and fetched the weights from L2 for every row.
-// Now: one thread of each block asks for its share of ROWS rows by one copy each; nothing of them is in registers but what a thread works
+// Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.  A
 // weight is fetched once for ROWS rows, LOADS packs of them at a time.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.

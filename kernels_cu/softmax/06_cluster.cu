@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange their pairs through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes its maximum and its sum into every block of the cluster; after
-// one barrier of the cluster each warp joins them all, so nobody waits twice.
+// Now: each block keeps a part of the row in registers.  Every warp sends its maximum and its sum to every block of the cluster; when all
+// have come each warp joins them, so nobody waits twice.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
         send(&maxima[rank * WARPS + warp], lane, largest, &arrived);
         send(&sums[rank * WARPS + warp], lane, sum, &arrived);
     }
-    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its pair here; then nobody writes to this block any more
+    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its pair here; then nobody writes here any more
     shift = shift_of(reduce_slots<SLOTS>(maxima, Larger{}));
     sum = 0.0f;
 #pragma unroll
