@@ -118,15 +118,19 @@ def bench_step(gpu, step: Step, problem: Problem, *, config: Mapping[str, int] |
     if protocol not in PROTOCOLS:
         raise BadConfig(f"no protocol is called '{protocol}'; there are {', '.join(PROTOCOLS)}")
     say = say or (lambda line: print(line, file=sys.stderr))
-    present = []
-    for peer in peers:
-        why = peer.missing() or (peer.ops and step.op.name not in peer.ops and f"it does not compute {step.op.name}")
-        present += [] if why else [peer]
-        if why:
-            say(f"peer {peer.name} is missing: {why}")
+    peers = list(peers)
     plan = step.plan(problem, config if isinstance(config, Values) else step.config(problem, config or {}))
-    bench = _Bench(gpu, plan, protocol, seed, bool(present), progress, say)
-    found = filter(None, map(bench.against, present))
+    bench = _Bench(gpu, plan, protocol, seed, bool(peers), progress, say)
+
+    def present():  # looked for once ours has been launched and is right: to load a library takes longer than that
+        for peer in peers:
+            why = peer.missing() or (peer.ops and step.op.name not in peer.ops and f"it does not compute {step.op.name}")
+            if why:
+                say(f"peer {peer.name} is missing: {why}")
+            else:
+                yield peer
+
+    found = filter(None, map(bench.against, present()))
     first = next(found, None)
     yield bench.against(None) if first is None else first
     yield from found

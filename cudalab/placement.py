@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from cudalab import ncu, results, roofline, verdict
 from cudalab.devices import Device
 from cudalab.emulator.counters import derived
-from cudalab.errors import LabError
+from cudalab.errors import LabError, OutOfMemory
 from cudalab.model import PHASES, Model, kernels, resident_bytes
 from cudalab.problem import Problem
 from cudalab.report import fold, problem_text, scaled_text, table, time_text
@@ -27,6 +27,14 @@ def place(step: Step, problem: Problem, known: Mapping[str, Roof]) -> dict:
     compute, flops, traffic = roofline.compute_roof(problem, known), op.flops(problem), roofline.traffic(op, problem)
     return dict(kernel=step.path, shape=problem_text(problem), dtype=problem.dtype, variant=problem.variant, phase=None, count=1,
                 **_floor(flops, *traffic, compute, known))
+
+
+def require_room(step: Step, problem: Problem, device: Device) -> None:
+    """Raise OutOfMemory for a problem whose tensors the device cannot hold."""
+    needed = sum(t.nbytes for t in step.op.tensors(problem).values())
+    if needed > device.memory_bytes:
+        raise OutOfMemory(f"{step.path} at {problem} needs {needed / 1e9:.4g} GB, and {device.name} has {device.memory_bytes / 1e9:.4g} "
+                          f"GB: a smaller --shape, or another --device")
 
 
 def _floor(flops: int, read: int, written: int, compute: str, known: Mapping[str, Roof]) -> dict:
@@ -146,8 +154,23 @@ def points_text(points: Sequence[Mapping]) -> str:
     kept = [i for i in range(len(heads)) if any(line[i] for line in lines)]
     left = [n for n, i in enumerate(kept) if i in (0, 1, 4, 8)]
     text = [table([[line[i] for i in kept] for line in lines], [heads[i] for i in kept], left=left)]
-    text += [fold(f"{p['kernel']}: {p['words']}.  First: {p['first']}.", "  ") for p in points if p["words"]]
+    for p in points:
+        if p["words"]:
+            text.append(fold(f"{p['kernel']}: {p['words']}.  First: {p['first']}.", "  "))
+            text += [fold(line, " " * 10) for launch in p["counters"].get("launches", ()) for line in counters_lines(launch)]
     return text[0] + ("\n\n" + "\n".join(text[1:]) if text[1:] else "")
+
+
+def counters_lines(launch: Mapping) -> list[str]:
+    """What ncu counted of one launch: bytes by level, how busy each unit was, what warps waited for.  What is not known is left out."""
+    names = dict(dram_read_bytes="DRAM read", dram_write_bytes="DRAM written", l2_bytes="L2", l1_bytes="L1", local_bytes="spilled")
+    levels = [f"{what} {scaled_text(launch[name], 'B')}" for name, what in names.items() if launch.get(name)]
+    units = sorted(((launch[unit], unit) for unit in verdict.UNITS if (launch.get(unit) or 0) >= 0.005), reverse=True)
+    stalls = sorted(((launch[f"stall_{reason}"], reason) for reason in verdict.STALLS if (launch.get(f"stall_{reason}") or 0) >= 0.005),
+                    reverse=True)
+    found = (("bytes", levels), ("busy", [f"{unit} {share:.0%}" for share, unit in units]),
+             ("waiting", [f"{reason} {warps:.2f}" for warps, reason in stalls] + ["warps an instruction"] * bool(stalls)))
+    return [f"  {name:<8}{', '.join(words)}" for name, words in found if words]
 
 
 def _limit(point: Mapping) -> str:

@@ -12,7 +12,7 @@ from cudalab.roofline import Roof
 
 COLOURS = ("#b5532a", "#2f6ca3", "#4f7d4f", "#7a4f8f", "#8a7a2f", "#3f8a8a", "#555555")
 FONT = 7  # of labels; below that nobody reads them
-CROWD = 60  # points whose labels fit
+CROWD = 120  # points whose labels fit
 NEAR = 9  # pixels: points so near share a label
 WIDE = 30  # characters of a label's line
 

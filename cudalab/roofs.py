@@ -1,20 +1,21 @@
 """The roofs of a device, measured: kernels that do one thing only, counted by the cycles and the clock that they read themselves.
 
-A roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor, cycles at start and end, nanoseconds at start
-and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs over the cycles from the first start to the
-last end; nothing outside of the kernel counts.  What all multiprocessors share, DRAM and L2, is timed from outside, as any kernel is.
+Where a multiprocessor works for itself, a roof kernel has an output beside its op's, `stamps`: a row a block with its multiprocessor,
+cycles at start and end, nanoseconds at start and end.  Blocks of a multiprocessor share its counter, so its operations a cycle are theirs
+over the cycles from the first start to the last end; nothing outside of the kernel counts.  What all multiprocessors share, DRAM and L2, is
+timed from outside, as any kernel is, since the last of them sets the time; its clock is that of the protocol, read behind each batch.
 """
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cudalab import roofline
 from cudalab.devices import Device
 from cudalab.errors import LabError
 from cudalab.problem import Problem
 from cudalab.report import scaled_text
-from cudalab.spec import Step
+from cudalab.spec import Plan, Step
 from cudalab.study import Progress
 
 COLUMNS = ("roof", "through", "protocol", "per_cycle", "architecture_per_cycle", "architecture_share", "rate", "sm_clock_mhz", "power_w",
@@ -25,7 +26,8 @@ LEAST_SHARE = 0.9  # of the architecture's figure; a roof below it is named
 @dataclass(frozen=True)
 class Target:
     """One roof to measure.  through: the instruction that reaches it.  work: operations (unit FLOP) or bytes of one run of the plan.
-    counters: of the emulator, which together count that work.  warm: the data stay in L2 between calls.  outside: timed by events."""
+    counters: of the emulator, which together count that work.  warm: the data stay in L2 between calls.  outside: timed by events.
+    config: tunables that differ from the step's defaults."""
 
     roof: str
     through: str
@@ -36,6 +38,11 @@ class Target:
     counters: tuple[str, ...]
     warm: bool = False
     outside: bool = False
+    config: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        return self.step.plan(self.problem, self.step.config(self.problem, self.config))
 
 
 def measure(targets: Callable[[Device, bool], Sequence[Target]], protocols: Sequence[str] = ("steady", "sustained")) -> Callable:
@@ -56,17 +63,20 @@ def measure(targets: Callable[[Device, bool], Sequence[Target]], protocols: Sequ
 
 def _counted(target: Target, place) -> dict:
     from cudalab.counted import count_plan
-    total = count_plan(target.step.plan(target.problem), place)
+    total = count_plan(target.plan, place)
     return dict(protocol="counted", counted=sum(total[name] for name in target.counters), expected=target.work)
 
 
 def _timed(target: Target, gpu, protocol: str, known) -> dict:
     from cudalab.measure import time_plan
-    timing = time_plan(gpu, target.step.plan(target.problem), cold=not target.warm, protocol=protocol)
-    inside, clock_hz = rate_inside(timing.outputs["stamps"], target.work)
+    timing = time_plan(gpu, target.plan, cold=not target.warm, protocol=protocol)
     sms = gpu.device.sms
-    rate = target.work / timing.time_s if target.outside else inside * sms * clock_hz
-    per_cycle = rate / (sms * clock_hz)
+    if target.outside:
+        rate, clock_hz = target.work / timing.time_s, timing.sm_clock_mhz * 1e6
+        per_cycle = rate / (sms * clock_hz)
+    else:
+        per_cycle, clock_hz = rate_inside(timing.outputs["stamps"], target.work)
+        rate = per_cycle * sms * clock_hz
     share = known and (rate / known.value if target.outside else per_cycle / known.per_cycle)
     return dict(protocol=protocol, per_cycle=per_cycle, architecture_share=share, rate_per_s=rate, time_s=timing.time_s,
                 rate=scaled_text(rate, "FLOP/s" if target.unit == "FLOP" else "B/s"), sm_clock_mhz=clock_hz / 1e6, power_w=timing.power_w,
@@ -117,14 +127,14 @@ def conclude(rows: Sequence[Mapping]) -> list[str]:
 def plot(axes, rows: Sequence[Mapping]) -> None:
     """A bar a roof and protocol: its rate as a share of the architecture's at the highest clock (on the emulator: of the work claimed)."""
     counted = all(row["protocol"] == "counted" for row in rows)
-    names = list(dict.fromkeys((row["roof"], row["through"]) for row in rows if counted or row["architecture_share"]))
+    names = list(dict.fromkeys((row["roof"], row["through"]) for row in rows))
     highest = max((row["sm_clock_mhz"] or 0 for row in rows), default=0)
     protocols = list(dict.fromkeys(row["protocol"] for row in rows))
     for place, name in enumerate(names):
         mine = [row for row in rows if (row["roof"], row["through"]) == name]
         for row in mine:
             index = protocols.index(row["protocol"])
-            share = row["counted"] / row["expected"] if counted else row["architecture_share"]
+            share = row["counted"] / row["expected"] if counted else row["architecture_share"] or 0.0  # of L2 none is published
             if not counted and not row["roof"].startswith("dram"):
                 share *= row["sm_clock_mhz"] / highest
             at = place + (index - (len(protocols) - 1) / 2) * 0.4
@@ -133,7 +143,7 @@ def plot(axes, rows: Sequence[Mapping]) -> None:
         axes.text(108, place, ", ".join(words), va="center", fontsize=7)  # in a column of their own, where no bar reaches
     axes.set_yticks(range(len(names)), [f"{roof} {through}" for roof, through in names], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, 190)
+    axes.set_xlim(0, 195)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("% of the work claimed" if counted else "% of the architecture's figure at the highest clock seen", loc="left")
     if len(protocols) > 1:

@@ -227,19 +227,20 @@ class Op:
 
     def step(self, number: int, *, min_sm: int | Callable[[Problem], int] = 80, max_sm: int = 999,
              tune: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}), zero: tuple[str, ...] = (), spills: bool = False,
-             dtypes: tuple[str, ...] = (), variants: tuple[str | None, ...] = (), **tunables: int | Callable[[Problem], int]):
+             dtypes: tuple[str, ...] = (), variants: tuple[str | None, ...] = (), emulate: str = "",
+             **tunables: int | Callable[[Problem], int]):
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer, a function of the problem, or one of problem and config for a tunable that follows from others
         (those before it, and all that do not follow).  tune: NAME -> values that `tune` searches.
         zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, a function of the problem
         where that depends on the kind; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.
-        dtypes, variants: those of the op that it takes, by default all.
+        dtypes, variants: those of the op that it takes, by default all.  emulate: shapes for the emulator in place of the op's, as text.
         """
         def register(plan):
             step = Step(self, number, plan.__name__, KERNELS / self.name / f"{number:02d}_{plan.__name__}.cu", plan,
                         types.MappingProxyType(dict(tunables)), types.MappingProxyType(dict(tune)), min_sm, spills, zero, dtypes, variants,
-                        max_sm)
+                        max_sm, shapes(emulate, self.dims))
             self.steps.append(step)
             return step
         return register
@@ -262,6 +263,7 @@ class Step:
     dtypes: tuple[str, ...] = ()  # none: all that the op has; so for variants
     variants: tuple[str | None, ...] = ()
     max_sm: int = 999
+    emulate: tuple[Values, ...] = ()  # shapes for the emulator; none: the op's
 
     @property
     def id(self) -> str:
@@ -306,9 +308,13 @@ class Step:
         """Whether a device of this compute capability has the instructions that a problem of this kind needs."""
         return (self.min_sm(problem) if callable(self.min_sm) else self.min_sm) <= sm <= self.max_sm
 
+    def shapes(self, purpose: str) -> tuple[Values, ...]:
+        """The op's shapes for a purpose; for the emulator its own, where it has some."""
+        return self.emulate if purpose == "emulate" and self.emulate else self.op.shapes[purpose]
+
     def problems(self, purpose: str, dtypes: Sequence[str] = (), variants: Sequence[str | None] = ()) -> list[Problem]:
-        """The op's shapes for a purpose that the step takes, of each kind named, by default of every kind."""
-        found = [self.op.problem(sizes, *kind) for kind in self.kinds(dtypes, variants) for sizes in self.op.shapes[purpose]]
+        """Its shapes for a purpose, those that it takes, of each kind named, by default of every kind."""
+        found = [self.op.problem(sizes, *kind) for kind in self.kinds(dtypes, variants) for sizes in self.shapes(purpose)]
         return [problem for problem in found if not self.refuses(problem)]
 
     def config(self, problem: Problem, overrides: Mapping[str, int] = types.MappingProxyType({})) -> Values:

@@ -54,7 +54,7 @@ class Format:
 
 FORMATS = dict(
     f16=Format(16, 10, 15, 0x7FFF), bf16=Format(16, 7, 127, 0x7FFF), f32=Format(32, 23, 127, 0x7FFFFFFF),
-    f64=Format(64, 52, 1023, 0x7FFFFFFFFFFFFFFF), tf32=Format(32, 10, 127, 0x7FFFFFFF, shift=13), e5m2=Format(8, 2, 15, 0x7F),
+    f64=Format(64, 52, 1023, 0x7FFFFFFFFFFFFFFF), tf32=Format(32, 10, 127, 0x7FFFE000, shift=13), e5m2=Format(8, 2, 15, 0x7F),
     e4m3=Format(8, 3, 7, 0x7F, infinite=False), e2m1=Format(4, 1, 1, None, infinite=False), e2m3=Format(6, 3, 1, None, infinite=False),
     e3m2=Format(6, 2, 3, None, infinite=False))
 

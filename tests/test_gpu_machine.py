@@ -8,7 +8,7 @@ from test_trace import valid
 
 from cudalab import measure, registry, trace, trace_cupti, trace_run
 from cudalab.build import build
-from cudalab.errors import LabError, WrongResult
+from cudalab.errors import LabError, Spills, WrongResult
 from cudalab.launch_cost import launch_cost
 from cudalab.occupancy import occupancy
 from cudalab.spec import Op
@@ -33,9 +33,16 @@ def calculated(gpu, plan):
 def test_the_calculator_agrees_with_the_driver_on_the_sweep(gpu):
     swept = [dict(THREADS=threads, REGS=held) for threads in studies.BLOCK_SIZES for held in (0, 24, 56, 120)]
     swept += [dict(THREADS=threads, SMEM=size) for threads in (32, 128, 256, 1024) for size in (1, 1000, 8192, 50_000, 90_000)]
+    agreed = 0
     for config in swept:
         plan = studies.plan_of("residency/1", dict(N=1000), **config)
-        assert gpu.resident_blocks(plan) == calculated(gpu, plan), config
+        try:
+            assert gpu.resident_blocks(plan) == calculated(gpu, plan), config
+        except Spills:  # more values than a thread of so large a block has registers
+            assert config["THREADS"] * config.get("REGS", 0) > 48 * 1024
+        else:
+            agreed += 1
+    assert agreed > 0.8 * len(swept)
 
 
 @pytest.mark.parametrize("step", [s for s in registry.steps() if s.op.name in ("sgemm", "vecadd", "paths")], ids=lambda step: step.path)

@@ -114,12 +114,12 @@ def setting_values():
             if name in ("f16", "bf16"):
                 pair.append((f"set.{which}.{name}x2.{name}x2 {{0}}, %0, %1", f"{name}x2", lambda a, b, f=packed(one), v=ONES[name]:
                              v * f(a, b)[0] | v * f(a, b)[1] << 16))
-        yield several(f"set.{name}", f"{name} {name}", pairs(name), plain, sm=needs(name))
-        yield several(f"set.{name} with p", f"{name} {name} pred", with_flag(pairs(name)), third, sm=needs(name))
+        yield several(f"set.{name}", f"{name} {name}", pairs(name), plain, sm=needs(name), held_back=False)
+        yield several(f"set.{name} with p", f"{name} {name} pred", with_flag(pairs(name)), third, sm=needs(name), held_back=False)
         if pair:
-            yield several(f"set.{name}x2", f"{name}x2 {name}x2", packed_pairs(name), pair, sm=needs(name))
+            yield several(f"set.{name}x2", f"{name}x2 {name}x2", packed_pairs(name), pair, sm=needs(name), held_back=False)
     yield case("set.lt.ftz.f32.f32 %d, %0, %1;", "f32 f32", "f32", pairs("f32"), lambda a,
-               b: ONES["f32"] * compared("lt", "f32", True)(a, b))
+               b: ONES["f32"] * compared("lt", "f32", True)(a, b), held_back=False)
 
 
 def choosing():

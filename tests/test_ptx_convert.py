@@ -108,6 +108,8 @@ def plain(source, result, mode="rn", *, ftz=False, sat=False, relu=False, satfin
         if x == ("nan",):
             if sat:
                 return 0
+            if mode == "rna":  # an H200 passes the upper bits on, so that a NaN of low bits alone becomes an infinity; PTX says nothing
+                return ANY
             return NAN if "f64" in (source, result) or source == "bf16" or result == source else FORMATS[result].nan
         if sat or relu:
             return finish(x, result, mode, sat=sat, relu=relu) if not satfinite else finish(

@@ -131,7 +131,8 @@ def signs():
                      notanumber=lambda x, n: x[0] == "nan", normal=lambda x, n: x[0] == "num" and (not x[2] or flushed(x, n) == x),
                      subnormal=lambda x, n: x[0] == "num" and flushed(x, n) != x)
         for test, function in tests.items():
-            yield case(f"testp.{test}.{name} %d, %0;", name, "pred", ones(name), lambda b, f=function, n=name: int(f(decode(b, n), n)))
+            yield case(f"testp.{test}.{name} %d, %0;", name, "pred", ones(name), lambda b, f=function, n=name: int(f(decode(b, n), n)),
+                       held_back=False)
 
 
 def literals():

@@ -8,7 +8,7 @@ from command import fails, works
 from test_roofline import DRAM, H200, row
 from test_verdict import SGEMM, csv, played  # noqa: F401  (a fixture)
 
-from cudalab import gpu, installed, labels, measure, model, placement, registry, results, roofline, roofplot, study
+from cudalab import gpu, installed, labels, measure, model, ncu, placement, registry, results, roofline, roofplot, study
 from cudalab.devices import find_device
 from cudalab.errors import BadResults, LabError
 
@@ -104,6 +104,18 @@ def test_times_come_from_the_results(lab, tmp_path, row):  # noqa: F811  (the fi
     assert point["time_s"] == 3e-3 and point["source"] == "results, 2026-12-02" and point["limit"] is None
     assert point["share"] == pytest.approx(point["floor_s"] / 3e-3) and point["rate_per_s"] == pytest.approx(2 * 4096**3 / 3e-3)
     assert "3.000 ms" in works(lab("roofline", "step5", "--no-counters")).stdout
+
+
+def test_a_problem_larger_than_the_devices_memory_is_refused(lab):
+    fails(lab("roofline", "step5", "--shape", "40000", "--device", "RTX 4060"), "needs 19.2 GB", "has 8.59 GB", "smaller --shape")
+    works(lab("roofline", "step5", "--shape", "40000", "--device", "H200", "--no-counters"))
+
+
+def test_what_ncu_counted_is_printed_by_level_unit_and_reason(played):  # noqa: F811
+    (launch,) = ncu.read(csv(("sgemm", SGEMM)))
+    lines = "\n".join(placement.counters_lines(launch))
+    assert "DRAM read 134.2 MB, DRAM written 67.11 MB" in lines and "fma 81%, dram 4%" in lines and "wait 0.90, warps" in lines
+    assert placement.counters_lines({}) == []
 
 
 def test_without_a_name_every_step_of_the_lab_is_placed(lab):
@@ -251,9 +263,17 @@ def test_no_text_of_the_picture_covers_another(device, tmp_path):
     assert roofplot.draw(points, known, chosen, tmp_path / f"r.{'svg' if device == 'H200' else 'png'}").stat().st_size > 5000
 
 
+def test_every_step_of_the_lab_has_its_label_in_one_picture(tmp_path):
+    known = roofline.architecture(H200)
+    points = points_of([*registry.ops()], known, H200)
+    figure, _ = roofplot.make([p for p in points if p["flops"]], known, H200)
+    words = {word for text in figure.axes[0].texts for line in text.get_text().split() for word in line.split("/")}
+    assert {step.op.name for step in registry.steps()} <= words
+
+
 def test_a_picture_of_too_much_or_of_nothing_is_refused(tmp_path):
     known = roofline.architecture(H200)
-    (point,) = points_of(["roof_copy"], known, H200)
+    point, _ = points_of(["roof_copy"], known, H200)
     with pytest.raises(BadResults, match="nothing to draw"):
         roofplot.draw([point | dict(flops=0)], known, H200, tmp_path / "x.svg")
     with pytest.raises(LabError, match="name fewer"):

@@ -138,7 +138,7 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
             raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(step.op.dims)} or one number for all")
         refused = []
         for one in kinds:
-            problems = [step.op.problem(values, *one) for values in sizes or step.op.shapes[purpose]]
+            problems = [step.op.problem(values, *one) for values in sizes or step.shapes(purpose)]
             reasons = {problem: "" if texts else step.refuses(problem) for problem in problems}
             taken = [problem for problem in problems if not reasons[problem]]
             refused += [(problem, reason) for problem, reason in reasons.items() if reason]

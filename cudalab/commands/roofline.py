@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cudalab.commands import options as opt
-from cudalab.errors import NoDevice
+from cudalab.errors import NoDevice, OutOfMemory
 
 MODEL_DTYPE = "bf16"
 
@@ -111,6 +111,13 @@ def _steps(targets, shapes, dtypes, variants, settings, counters, place, device,
 
     def each(progress):
         for number, (step, problem) in enumerate(work):
+            try:
+                placement.require_room(step, problem, device)
+            except OutOfMemory as error:
+                if targets:
+                    raise
+                opt.note(f"left out: {error}")
+                continue
             own = {name: value for name, value in settings.items() if name in step.tunables}
             config = {**(results.tuned(step, device.name, problem) or {}), **own}
             point = placement.from_results(placement.place(step, problem, known), step, problem, [] if own else rows)

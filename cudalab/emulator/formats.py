@@ -25,7 +25,7 @@ class Format:
 FORMATS = {f.name: f for f in (
     Format("f16", 16, 11, -14, 65504.0, 0x7FFF),
     Format("bf16", 16, 8, -126, float(np.uint32(0x7F7F0000).view(np.float32)), 0x7FFF),
-    Format("tf32", 32, 11, -126, float(np.uint32(0x7F7FE000).view(np.float32)), 0x7FFFFFFF),
+    Format("tf32", 32, 11, -126, float(np.uint32(0x7F7FE000).view(np.float32)), 0x7FFFE000),
     Format("e4m3", 8, 4, -6, 448.0, 0x7F),
     Format("e5m2", 8, 3, -14, 57344.0, 0x7F),
 )}

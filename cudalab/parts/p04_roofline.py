@@ -4,10 +4,13 @@ from cudalab.devices import per_cycle
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
+from cudalab.memory.bandwidth import IN_BULK, ROW
+from cudalab.parts.p03_memory import bulk
+from cudalab.occupancy import LIMITS
 from cudalab.problem import shapes
 from cudalab.roofline import COMPUTE
 from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
-from cudalab.spec import Launch, Op, Tensor
+from cudalab.spec import Fill, Launch, Op, Tensor
 from cudalab.study import Study
 
 TITLE = "the roofline: a device's roofs, and what limits a kernel"
@@ -37,12 +40,12 @@ roof_fma = Op(
     samples=(dict(A=0, B=0, C=0, D=0),),
     peers=(),
     dtypes=("f32", "f64"),
-    shapes=dict(emulate=shapes("520x3x5 1x1x1", ("T", "J", "R")), check=shapes("1x1x1 257x7x33 1000x16x100 135168x8x3", ("T", "J", "R")),
+    shapes=dict(emulate=shapes("520x8x40 1x1x1", ("T", "J", "R")), check=shapes("1x1x1 257x7x33 1000x16x100 135168x8x3", ("T", "J", "R")),
                 bench=shapes("135168x16x10000", ("T", "J", "R"))),
 )
 
 
-@roof_fma.step(1, THREADS=256, CHAINS=lambda p: p.J, UNROLL=4, tune=dict(THREADS=(128, 256, 512), UNROLL=(2, 4, 8)))
+@roof_fma.step(1, THREADS=256, CHAINS=lambda p: p.J, UNROLL=8, tune=dict(THREADS=(128, 256, 512), UNROLL=(2, 4, 8)))
 def chains(p, c):
     if p.J > 32:
         raise BadShape(f"J={p.J}: a thread holds its J sums in registers, at most 32")
@@ -124,10 +127,10 @@ roof_read = Op(
 )
 
 
-@roof_read.step(1, THREADS=512, BLOCKS=2, UNROLL=8, VEC=vector, ONCE=lambda p: int(p.R == 1), zero=("ONCE",),
+@roof_read.step(1, THREADS=1024, BLOCKS=1, UNROLL=16, VEC=vector, ONCE=lambda p: int(p.R == 1), zero=("ONCE",),
                 tune=dict(THREADS=(256, 512, 1024), BLOCKS=(1, 2, 4), UNROLL=(4, 8, 16)))
 def global_memory(p, c):
-    yield from stamped("roof_read", cdiv(p.W, c.THREADS * c.VEC), c.THREADS, "X S | H W R")
+    yield Launch("roof_read", grid=cdiv(p.W, c.THREADS * c.VEC), block=c.THREADS, args="X S H W R")
 
 
 @roof_read.step(2, THREADS=512, UNROLL=8, tune=dict(THREADS=(256, 512, 1024), UNROLL=(4, 8)))
@@ -136,6 +139,19 @@ def shared_memory(p, c):
     if p.H > room:
         raise BadShape(f"H={p.H}: a block holds its columns in shared memory, at most {room} rows")
     yield from stamped("roof_read", cdiv(p.W, 4 * c.THREADS), c.THREADS, "X S | H W R", 16 * c.THREADS * p.H)
+
+
+def tiles(p, c):
+    """Blocks of ROWS rows by THREADS vectors."""
+    return cdiv(p.W, c.THREADS * c.VEC) * cdiv(p.H, c.ROWS)
+
+
+@roof_read.step(3, THREADS=1024, ROWS=8, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(4, 8, 16)))
+def tiled_sums(p, c):
+    if p.R != 1:
+        raise BadShape(f"R={p.R}: a block reads its tile once and ends, so R is 1")
+    yield Fill("S")
+    yield Launch("roof_read", grid=tiles(p, c), block=c.THREADS, args="X S H W")
 
 
 roof_write = Op(
@@ -157,7 +173,12 @@ roof_write = Op(
 
 @roof_write.step(1, THREADS=512, UNROLL=4, VEC=vector, tune=dict(THREADS=(256, 512, 1024), UNROLL=(2, 4, 8)))
 def streamed(p, c):
-    yield from stamped("roof_write", cdiv(p.W, c.THREADS * c.VEC), c.THREADS, "A B Y | H W")
+    yield Launch("roof_write", grid=cdiv(p.W, c.THREADS * c.VEC), block=c.THREADS, args="A B Y H W")
+
+
+@roof_write.step(2, THREADS=1024, ROWS=4, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(1, 2, 4, 8)))
+def tiled_product(p, c):
+    yield Launch("roof_write", grid=tiles(p, c), block=c.THREADS, args="A B Y H W")
 
 
 roof_copy = Op(
@@ -179,7 +200,12 @@ roof_copy = Op(
 
 @roof_copy.step(1, THREADS=512, BLOCKS=2, UNROLL=8, VEC=vector, tune=dict(THREADS=(256, 512, 1024), BLOCKS=(1, 2), UNROLL=(4, 8)))
 def batched(p, c):
-    yield from stamped("roof_copy", cdiv(p.W, c.THREADS * c.VEC), c.THREADS, "X Y | H W")
+    yield Launch("roof_copy", grid=cdiv(p.W, c.THREADS * c.VEC), block=c.THREADS, args="X Y H W")
+
+
+@roof_copy.step(2, THREADS=1024, ROWS=1, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(1, 2, 4)))
+def one_pass(p, c):
+    yield Launch("roof_copy", grid=tiles(p, c), block=c.THREADS, args="X Y H W")
 
 
 ops = (roof_fma, roof_tensor, roof_read, roof_write, roof_copy)
@@ -188,15 +214,23 @@ ops = (roof_fma, roof_tensor, roof_read, roof_write, roof_copy)
 # -- the roofs
 
 CYCLES = 4_000_000  # that a roof kernel lasts: two milliseconds
+L2_PART = 0.55  # of L2 that a matrix in it takes: its two halves keep some lines both
 
 
 def targets(device, small=False):
-    """What is measured on a device, or (small) counted on the emulator: one wave of blocks, and work for about CYCLES."""
+    """What is measured on a device, or (small) counted on the emulator: work for about CYCLES, or more bytes than L2 could hide."""
     sms, rates, found = (1 if small else device.sms), per_cycle(device)[0], []
 
     def add(roof, through, step, sizes, dtype, work, unit, counters, **more):
         problem = step.op.problem(sizes, dtype)
         found.append(Target(roof, through, step, problem, work(problem), unit, counters, **more))
+
+    def in_bulk(roof, size, times, warm):  # by the copy engine: the step and the settings of part 3
+        per_sm, config = IN_BULK.tuning(size)
+        R = size // ROW
+        if device.sm in LIMITS and bulk_smem(config) <= LIMITS[device.sm].smem_per_block:
+            add(roof, "cp.async.bulk", bulk, dict(R=R, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("async_global_bytes",),
+                warm=warm, outside=True, config=dict(config, BLOCKS=min(per_sm * sms, cdiv(R, config["ROWS"]))))
 
     def rounds(rate, work):  # of so much work an SM
         return 2 if small else max(2, int(CYCLES * rate / work))
@@ -210,24 +244,36 @@ def targets(device, small=False):
         roof = COMPUTE.get(dtype, dtype)
         if roof not in rates:
             continue
-        blocks = 1 if roof == "fp8" or small else 2  # a Hopper's mma.sync converts fp8 first, in registers that leave room for one block
-        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512), ("mma.sync", warp, 256 * blocks, 64, 64)):
+        eight = roof == "fp8"  # a Hopper's mma.sync converts it first, in registers that leave room for half of the block's work
+        for through, step, rows, columns, depth in (("wgmma", warpgroup, 128, 256, 512),
+                                                    ("mma.sync", warp, 256 if eight or small else 512, 64, 32 if eight else 64)):
             K = (32 if small else depth) // itemsize(dtype)
             N = 64 if small else columns
             R = rounds(rates[roof], 2 * rows * N * K)
             add(roof, through, step, dict(M=rows * sms, N=N, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
-    W = 4096 * sms
-    H = 8 if small else min(2**31, device.memory_bytes // 8) // (4 * W)
+    W = 4096  # floats of a row: a block's width, so that blocks follow each other in memory
+    H = 24 if small else min(2**32, device.memory_bytes // 16) // (4 * W)
     sheet, both = dict(H=H, W=W), ("global_load_bytes", "global_store_bytes")
-    add("dram_read", "ld.global", global_memory, sheet | dict(R=1), None, roof_read.bytes, "byte", both, outside=True)
-    add("dram_write", "st.global", streamed, sheet, None, roof_write.bytes, "byte", both, outside=True)
-    add("dram_copy", "ld, st.global", batched, sheet, None, roof_copy.bytes, "byte", both, outside=True)
-    H = 8 if small else max(8, device.l2_bytes // 3 // (4 * W) // 8 * 8)
+    add("dram_read", "ld.global", tiled_sums, sheet | dict(R=1), None, passes, "byte", ("global_load_bytes",), outside=True)
+    in_bulk("dram_read", H * W, 4, warm=False)  # a quarter four times: NumPy checks whole columns of it
+    add("dram_write", "st.global", tiled_product, sheet, None, lambda p: 4 * p.H * p.W, "byte", ("global_store_bytes",), outside=True)
+    add("dram_copy", "ld, st.global", one_pass, sheet, None, roof_copy.bytes, "byte", both, outside=True)
+    W = 4096 * sms
+    H = 16 if small else max(1, int(L2_PART * device.l2_bytes) // (4 * W))
+    H -= H % 16 if H > 16 else 0
     sizes = dict(H=H, W=W, R=rounds(40, 4 * 4096 * H))
-    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True, outside=True)
+    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True, outside=True,
+        config=dict(UNROLL=min(16, H)))
+    size = 16 * 2**10 if small else device.l2_bytes // 10
+    in_bulk("l2", size, rounds(40, size // sms), warm=True)
     sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
     add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
     return found
+
+
+def bulk_smem(config):
+    """Bytes that a block of part 3's reads in bulk needs at most: its pieces, its sums and its barriers."""
+    return ROW * config["ROWS"] * config["STAGES"] + 16 * config["THREADS"] + 1024
 
 
 def passes(p):
