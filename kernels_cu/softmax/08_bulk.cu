@@ -4,6 +4,7 @@
 // one or two of them on a multiprocessor.
 // Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.
+// The maximum of 16-bit elements is taken two at a time, as they lie.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.
 // Limited now by: memory, one read and one write; for long rows by how soon a cluster finds room in all its blocks' places.
 
@@ -42,14 +43,13 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
 
     for (int row = 0; row < rows; ++row) {
         if (mine > 0) mbarrier_wait(shared_address(full + row), 0);
-        float largest = minus_infinity(), sum = 0.0f;
+        float largest = minus_infinity(), sum = 0.0f, top[VEC];
+        Pack<element, VEC> tops = lowest<VEC>();
 #pragma unroll 2
-        for (int pack = threadIdx.x; pack < mine; pack += LANES) {
-            float e[VEC];
-            unpack(e, held[row * share + pack]);
+        for (int pack = threadIdx.x; pack < mine; pack += LANES) tops = larger(tops, held[row * share + pack]);
+        unpack(top, tops);
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) largest = fmaxf(largest, e[k]);
-        }
+        for (int k = 0; k < VEC; ++k) largest = fmaxf(largest, top[k]);
         largest = reduce_lanes<32>(largest, Larger{});
         const float shift = shift_of(largest);
 #pragma unroll 2
