@@ -17,7 +17,7 @@ from cudalab.emulator.counters import Counters, derived
 from cudalab.emulator.errors import KernelFault
 from cudalab.errors import MissingTool, WrongResult
 from cudalab.problem import Problem
-from cudalab.report import fold, problem_text, table, terminal_width
+from cudalab.report import finite, fold, problem_text, table, terminal_width
 from cudalab.spec import Plan, Step
 
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
@@ -102,10 +102,6 @@ def row(one: Counted, device: Device) -> dict:
                 level="PTX", counters=total, derived=derived(total), mix=one.counters.mix(),
                 roofline=dict(device=device.name, limits=[dict(limit=d.name, work=d.work, unit=d.unit, roof_per_s=d.roof, share=d.share)
                                                           for d in roofline.demands(total, device, plan.problem.dtype)]))
-
-
-def finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def joined(one: Counted) -> list[str]:
