@@ -7,7 +7,7 @@ import sys
 import click
 
 from cudalab import __version__
-from cudalab.commands import artefacts, emulated, inspect, roofline, run, store, study, trace
+from cudalab.commands import artefacts, emulated, fragments, inspect, roofline, run, store, study, trace
 from cudalab.errors import LabError
 
 
@@ -49,7 +49,7 @@ def main(dumps, results):
 
 
 for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, emulated.profile, run.tune,
-             study.study, roofline.roofline, roofline.run, trace.trace, store.results, store.doctor):
+             study.study, fragments.fragments, roofline.roofline, roofline.run, trace.trace, store.results, store.doctor):
     main.add_command(verb)
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """cudalab: a GPU kernel lab.  Raw CUDA sources, compiled at run time, checked, timed and compared with the best peer.
 
-Functions over CuPy arrays: softmax, rms_norm, layer_norm, argmax, sum; see cudalab.library.
+Functions over CuPy arrays: softmax, rms_norm, layer_norm, argmax, sum, see cudalab.library; matmul, see cudalab.products.
 """
 
 __version__ = "0.1.0"
@@ -11,4 +11,7 @@ def __getattr__(name):
     if name in _FUNCTIONS:
         from cudalab import library
         return getattr(library, name)
+    if name == "matmul":
+        from cudalab.products import matmul
+        return matmul
     raise AttributeError(f"module 'cudalab' has no attribute '{name}'")

@@ -41,8 +41,9 @@ def gemm(problem: Problem, buffers: Mapping, stream) -> Callable:
     handle, one, zero = cupy.cuda.device.get_cublas_handle(), np.ones(1, np.float32), np.zeros(1, np.float32)
     A, B, C = (buffers[name].data.ptr for name in "ABC")
     stored = DATA_TYPES[problem.dtype]
-    run = functools.partial(cublas.gemmEx, handle, int(turned(problem)), 0, N, M, K, one.ctypes.data, B, stored, K if turned(problem) else N,
-                            A, stored, K, zero.ctypes.data, C, result_type(problem), N, compute_type(problem), DEFAULT_ALGORITHM)
+    first, second = (B, stored, K if turned(problem) else N), (A, stored, K)  # each with its type and its pitch
+    run = functools.partial(cublas.gemmEx, handle, int(turned(problem)), 0, N, M, K, one.ctypes.data, *first, *second, zero.ctypes.data,
+                            C, result_type(problem), N, compute_type(problem), DEFAULT_ALGORITHM)
 
     def call():
         cublas.setStream(handle, stream.ptr)
@@ -55,8 +56,8 @@ def gemm(problem: Problem, buffers: Mapping, stream) -> Callable:
 class Matmul:
     """Row-major C = A·B (or A·B^T) by cublasLt with one of its algorithms; everything that is not the pointers, made once a problem.
 
-    Scales of fp8: variant "fast" and "promoted" take one for A and one for B (buffers SA, SB), the first with fast accumulation; "block" one
-    for each row and 128 of K of A, and for each 128 x 128 of B.
+    Scales of fp8: variant "fast" and "promoted" take one for A and one for B (buffers SA, SB), the first with fast accumulation; "block"
+    one for each row and 128 of K of A, and for each 128 x 128 of B.
     """
 
     def __init__(self, problem: Problem, stream):

@@ -138,8 +138,10 @@ class Gpu:
         enqueue.kept = kept
         return enqueue
 
-    def launches(self, plan: Plan) -> list["Prepared"]:
-        """The plan's launches, compiled and ready to be enqueued on any stream with any buffers; for plans that only launch."""
+    def launches(self, plan: Plan) -> list:
+        """The plan's launches, compiled and ready to be enqueued on any stream with any buffers (prepared.Prepared); for plans that only
+        launch."""
+        from cudalab.prepared import Prepared
         built = build(plan, self.target)
         verify(built, plan)
         module = self._load(built)
@@ -291,28 +293,6 @@ class Gpu:
         if name in STICKY:
             self._lose(label, name)
         raise BadLaunch(f"{label}: the driver refuses it: {name}")
-
-
-class Prepared:
-    """A launch that goes to any stream with any buffers: what the library's functions enqueue.  Not for tensor maps."""
-
-    def __init__(self, gpu: Gpu, module, kernel, launch: Launch, label: str):
-        self._gpu, self._label = gpu, label
-        self._config, self._function = gpu._configured(module, kernel, launch, label)
-        self._names = [getattr(argument, "name", None) for argument in launch.args]
-        self._values = [ctypes.c_void_p() if name else C_TYPES[argument.dtype](argument.value)
-                        for name, argument in zip(self._names, launch.args)]
-        self._addresses = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
-
-    def enqueue(self, stream: int, pointers: Mapping[str, int]) -> None:
-        """Enqueue on the stream with that address; pointers: buffer name -> address.  The driver copies the arguments before it returns."""
-        for name, value in zip(self._names, self._values):
-            if name:
-                value.value = pointers[name]
-        driver = self._gpu._driver
-        self._config.hStream = driver.CUstream(stream)
-        status, = driver.cuLaunchKernelEx(self._config, self._function, ctypes.addressof(self._addresses), 0)
-        self._gpu._check(status, self._label)
 
 
 def backend(name: str | None = None, **emulated):

@@ -201,12 +201,26 @@ class _Ready:
 
 
 def _run(name: str, x, arrays: Mapping, tail: tuple[Scalar, ...], variant: str | None = None) -> None:
+    _check_device(x)
+    strides = [scalar.value * x.itemsize for scalar in tail if scalar.dtype == "i64"]
+    addresses = [array.data.ptr for array in arrays.values() if array.dtype == x.dtype]
+    _enqueue(_ready(x.device.id, name, x.shape, _type(x), variant, alignment([*addresses, *strides], x.itemsize), tail), arrays)
+
+
+def enqueue(x, name: str, sizes: tuple[int, ...], dtype: str, variant: str | None, choose, arrays: Mapping) -> None:
+    """Enqueue an op over arrays by name, on x's device, which must be the current one.  choose: problem, op, compute capability -> a step."""
+    _check_device(x)
+    _enqueue(_chosen(x.device.id, name, sizes, dtype, variant, choose), arrays)
+
+
+def _check_device(x) -> None:
     import cupy
     if x.device.id != cupy.cuda.runtime.getDevice():
         raise LabError(f"the array lies on device {x.device.id}, and {cupy.cuda.runtime.getDevice()} is the current one: 'with x.device:'")
-    strides = [scalar.value * x.itemsize for scalar in tail if scalar.dtype == "i64"]
-    addresses = [array.data.ptr for array in arrays.values() if array.dtype == x.dtype]
-    ready = _ready(x.device.id, name, x.shape, _type(x), variant, alignment([*addresses, *strides], x.itemsize), tail)
+
+
+def _enqueue(ready: "_Ready", arrays: Mapping) -> None:
+    import cupy
     stream = cupy.cuda.get_current_stream().ptr
     with _lock:
         if stream not in ready.own:
@@ -231,6 +245,17 @@ def _ready(device: int, name: str, shape: tuple[int, ...], dtype: str, variant: 
     except BadShape as error:
         raise LabError(f"no step for {problem}: {error}") from None
     plan = with_tail(plan, tail)
+    return _Ready(plan, tuple(gpu.launches(plan)), {})
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(device: int, name: str, sizes: tuple[int, ...], dtype: str, variant: str | None, choose) -> _Ready:
+    from cudalab import results
+    from cudalab.registry import ops
+    gpu, op = _gpu(device), ops()[name]
+    problem = op.problem(dict(zip(op.dims, sizes)), dtype, variant)
+    step = choose(problem, name, gpu.device.sm)
+    plan = step.plan(problem, step.config(problem, results.tuned(step, gpu.device.name, problem) or {}))
     return _Ready(plan, tuple(gpu.launches(plan)), {})
 
 

@@ -15,7 +15,8 @@ from cudalab import gpu, parts, registry, results
 from cudalab.errors import UnusableDevice
 from cudalab.spec import KERNELS, Op
 
-VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "roofline", "run", "trace", "results", "doctor")
+VERBS = ("list", "show", "check", "bench", "dump", "diff", "profile", "tune", "study", "fragments", "roofline", "run", "trace", "results",
+         "doctor")
 SMALL = ("--shape", "64")
 
 

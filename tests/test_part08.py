@@ -107,7 +107,9 @@ CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm
             ("softmax/pipelined", 7, 1104, dict(CLUSTER=2, LANES=64, GRID=4, STAGES=2)),
             ("rmsnorm/pipelined", 5, 1104, dict(CLUSTER=1, LANES=96, GRID=1, STAGES=2)),
             ("rmsnorm/pipelined", 3, 16, dict(CLUSTER=4, LANES=32, GRID=4, STAGES=1, KEEP=0)),  # more blocks than packs
-            ("layernorm/pipelined", 5, 520, dict(CLUSTER=4, LANES=32, GRID=4, STAGES=3))]
+            ("layernorm/pipelined", 5, 520, dict(CLUSTER=4, LANES=32, GRID=4, STAGES=3)),
+            ("softmax/bulk", 5, 1104, dict(CLUSTER=2, LANES=32, ROWS=2)), ("rmsnorm/bulk", 2, 16, dict(CLUSTER=4, LANES=32, ROWS=1)),
+            ("layernorm/bulk", 5, 1104, dict(CLUSTER=4, LANES=32, ROWS=3))]
 
 
 @pytest.mark.parametrize("delivery", ("lazy", "eager"))
@@ -132,7 +134,7 @@ def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
 # -- the same bits every time
 
 @pytest.mark.parametrize("name, sizes, variant", [
-    ("reduce/last_block", dict(N=40000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"), ("axis/split", dict(M=2, N=5000), "sum_last")])
+    ("reduce/last_block", dict(N=40000), None), ("reduce/early", dict(N=70000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"), ("axis/split", dict(M=2, N=5000), "sum_last")])
 def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
     step = registry.resolve_step(name)
@@ -150,7 +152,7 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
 
 # -- rows that stand apart
 
-@pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("rmsnorm/cluster", (f32(1e-6),)),
+@pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()), ("rmsnorm/cluster", (f32(1e-6),)),
                                         ("layernorm/registers", (f32(1e-5),)), ("argmax/keys", None), ("axis/packs", None)])
 def test_rows_may_stand_apart(name, tail):
     """A view of the left half of a larger array: the kernels take its stride."""

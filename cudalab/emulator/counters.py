@@ -209,7 +209,7 @@ class Counters(Observer):
     def _unit(self, touched: np.ndarray, index, size: int, site: int) -> None:
         """What TMA moves and wgmma reads: bytes at flat indices, without requests of warps."""
         index = np.atleast_1d(np.asarray(index)).ravel()
-        if int(index[0]) >= self._memory.param_start:
+        if not len(index) or int(index[0]) >= self._memory.param_start:  # a tile that lies outside altogether moves nothing
             self._add("async_shared_bytes", site, len(index) * size)
             return
         first, last = index // SECTOR, (index + size - 1) // SECTOR

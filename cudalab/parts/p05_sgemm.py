@@ -122,10 +122,10 @@ def ragged(p):
     return int(p.K % 32 != 0 or p.N % 256 != 0)
 
 
-def check_ragged(p, c, depth, columns):
-    """Raises BadConfig where RAGGED=0 would read past the edge of A or B."""
-    if not c.RAGGED and (p.K % depth or columns % c.BN):
-        raise BadConfig(f"RAGGED=0: {p} does not end with a slice of {depth} and a tile of {c.BN}; set RAGGED=1")
+def check_ragged(c, k, depth, columns):
+    """Raises BadConfig where RAGGED=0 would read past the edge of A or B, of which `k` and `columns` are in tiles."""
+    if not c.RAGGED and (k % depth or columns % c.BN):
+        raise BadConfig(f"RAGGED=0: K={k} and {columns} columns do not end with a slice of {depth} and a tile of {c.BN}; set RAGGED=1")
 
 
 def shared_bytes(c, slices=1, apart=False):
@@ -139,7 +139,7 @@ def shared_bytes(c, slices=1, apart=False):
             VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",))
 def register_banks(p, c):
     check_vectors(p, c)
-    check_ragged(p, c, c.BK, p.N)
+    check_ragged(c, p.K, c.BK, p.N)
     yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN), smem=shared_bytes(c), args="A B C M N K")
 
 
@@ -156,33 +156,49 @@ TILE = dict(BM=few_tiles(64, 128), BN=few_tiles(128, 256), BK=few_tiles(4, 8), S
             VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",), emulate="66x130x162 1x1x1")
 def sliced_k(p, c):
     check_vectors(p, c)
-    check_ragged(p, c, c.BK * c.SLICES, p.N)
+    check_ragged(c, p.K, c.BK * c.SLICES, p.N)
     yield Launch("sgemm", grid=tiles(p, c), block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES, smem=shared_bytes(c, c.SLICES),
                  args="A B C M N K")
 
 
+def in_tiles(p, c):
+    """(k, columns) that step 12 works on in tiles: with ALIGN, k goes on with zeros to a whole slice, and the few columns past the last full
+    tile are left to the kernel that aligns A."""
+    depth = c.BK * c.SLICES
+    few = c.ALIGN and p.N > c.BN and p.N % c.BN <= c.FRINGE
+    return (cdiv(p.K, depth) * depth if c.ALIGN else p.K), p.N - few * (p.N % c.BN)
+
+
+def ragged_in_tiles(p, c):
+    k, columns = in_tiles(p, c)
+    return int(k % (c.BK * c.SLICES) != 0 or columns % c.BN != 0)
+
+
 # WORKERS: blocks that stay for the whole product, best as many as the device runs at once (132 multiprocessors on an H200); 0: one
-# a tile.  FRINGE: as many columns past the last full tile are left to a kernel of their own.  ALIGN=1: B is copied first to where its
-# rows start at multiples of 16 bytes, which costs as much as 50 rows of C or so.
+# a tile.  ALIGN=1: A and B are copied first to where rows start at multiples of 16 bytes, which costs as much as 50 rows and 50 columns of C
+# or so.  FRINGE: with it, as many columns past the last full tile are no tile's.
 @sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=24, SPACING=few_tiles(4, 1), COPY_AT=few_tiles(0, 3), PINNED=2,
-            ALIGN=lambda p: int(p.N % 4 != 0 and p.M >= 1024), VEC_N=lambda p: 4 if p.M >= 1024 else math.gcd(p.N, 4), RAGGED=ragged,
-            WORKERS=few_tiles(0, 132), FRINGE=4, tune=SCHEDULE, zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"), emulate="66x130x162 1x1x1")
+            ALIGN=lambda p: int(min(p.M, p.N) >= 1024 and (p.N % 4 != 0 or p.N % 256 in (1, 2, 3, 4))), FRINGE=4,
+            VEC_N=lambda p, c: 4 if c.ALIGN else math.gcd(p.N, 4), RAGGED=ragged_in_tiles, WORKERS=few_tiles(0, 132), tune=SCHEDULE,
+            zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"), emulate="66x130x162 1x1x1")
 def stream_k(p, c):
-    fringe = p.N % c.BN if p.N > c.BN and p.N % c.BN <= c.FRINGE else 0
-    columns = p.N - fringe
+    (k, columns), depth = in_tiles(p, c), c.BK * c.SLICES
     pitch = cdiv(columns, 4) * 4 if c.ALIGN else p.N  # floats from one row of B to the next
     if c.VEC_N not in (1, 2, 4) or pitch % c.VEC_N:
         raise BadConfig(f"VEC_N={c.VEC_N}: rows of {pitch} floats can move {math.gcd(pitch, 4)} at once, or fewer: 1, 2 or 4")
-    check_ragged(p, c, c.BK * c.SLICES, columns)
+    check_ragged(c, k, depth, columns)
     tiles_of_c = cdiv(p.M, c.BM) * cdiv(columns, c.BN)
-    workers = min(c.WORKERS, tiles_of_c * cdiv(p.K, c.BK * c.SLICES)) or tiles_of_c
+    workers = min(c.WORKERS, tiles_of_c * cdiv(k, depth)) or tiles_of_c
     yield scratch("partial", (workers, c.BM, c.BN))
     yield state("flags", (workers,), "i32")
+    A, B = "A", "B"
     if c.ALIGN:
-        yield scratch("aligned", (p.K, pitch))
-        yield Launch("sgemm_align", grid=p.K, block=256, args=("B", "aligned", "N", i32(columns), i32(pitch)))
+        A, B = "aligned_a", "aligned_b"
+        yield scratch(A, (p.M, k))
+        yield scratch(B, (k, pitch))
+        yield scratch("edge", (max(1, p.N - columns), p.K))
+        yield Launch("sgemm_align_b", grid=k, block=256, args=("B", B, "edge", "N", "K", i32(columns), i32(pitch)))
+        yield Launch("sgemm_align_a", grid=p.M, block=256, args=("A", "edge", A, "C", "N", "K", i32(columns), i32(k)))
     yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES,
                  smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
-                 args=("A", "aligned" if c.ALIGN else "B", "C", "partial", "flags", "M", "N", "K", i32(columns), i32(pitch)))
-    if fringe:
-        yield Launch("sgemm_fringe", grid=cdiv(p.M, 8), block=256, args=("A", "B", "C", "M", "N", "K", i32(columns)))
+                 args=(A, B, "C", "partial", "flags", "M", "N", i32(k), i32(columns), i32(pitch)))

@@ -3,7 +3,7 @@
 from cudalab.expressions import cdiv
 from cudalab.parts import p06_tcgemm as bf16
 from cudalab.parts.p05_sgemm import DIMS
-from cudalab.parts.p06_tcgemm import HOPPER, LINE, MULTIPROCESSORS, check_alignment, map_c, norms_product, room, shared_launch, stages, workers
+from cudalab.parts.p06_tcgemm import HOPPER, LINE, MULTIPROCESSORS, check_alignment, map_c, norms_product, shared_launch, stages, workers
 from cudalab.spec import Launch, Op, shapes
 
 TITLE = "FP8 matrix products with scales"

@@ -1,9 +1,10 @@
-"""Part 6: tensor cores, from one instruction to past cuBLAS in BF16 and FP8."""
+"""Part 6: tensor cores, from one instruction to past cuBLAS in BF16 and FP8; what low precision costs."""
 
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
 from cudalab.parts.p05_sgemm import DIMS, norms_product
 from cudalab.spec import Launch, Op, TensorMap, shapes
+from cudalab.studies.tcgemm import STUDIES
 
 TITLE = "tensor cores, from one instruction to past cuBLAS in BF16 and FP8"
 LINE = 128  # bytes of K that one stage holds of a row, from step 6 on: one row of the widest swizzle
@@ -68,6 +69,7 @@ tcgemm = Op(
 )
 
 ops = (tcgemm,)
+studies = STUDIES
 
 
 def check_alignment(p):
@@ -165,9 +167,9 @@ def stages(c):
     return c.STAGES * (c.BM + c.BN) * LINE
 
 
-def room(p, c, beside=0):
-    """Stages for which shared memory has room, beside so many bytes."""
-    return (227 * 1024 - 512 - beside) // ((c.BM + c.BN) * LINE)
+def room(c, beside):
+    """Stages for which shared memory has room in each of BLOCKS blocks, beside so many bytes."""
+    return (228 * 1024 // c.BLOCKS - 1024 - 512 - beside) // ((c.BM + c.BN) * LINE)
 
 
 WIDE = dict(BM=128, BN=columns(128), STAGES=4, CONSUMERS=2)
@@ -238,8 +240,8 @@ def overlapped_launch(p, c):
 
 
 @tcgemm.step(11, **HOPPER, BM=128, BN=lambda p: 128 if takes_turns(p) else columns(256)(p),
-             STAGES=lambda p: 6 if takes_turns(p) else 4, CONSUMERS=2, CLUSTER_M=lambda p, c: 1 if few_tiles(p, c) else 2, CLUSTER_N=1, RASTER=8, STORES=2, PINGPONG=takes_turns, SKEW=0,
-             WORKERS=MULTIPROCESSORS, zero=("PINGPONG", "SKEW"),
+             STAGES=lambda p: 6 if takes_turns(p) else 4, CONSUMERS=2, CLUSTER_M=lambda p, c: 1 if few_tiles(p, c) else 2, CLUSTER_N=1,
+             RASTER=8, STORES=2, PINGPONG=takes_turns, SKEW=0, WORKERS=MULTIPROCESSORS, zero=("PINGPONG", "SKEW"),
              tune=SIZES | SHARED | dict(RASTER=(4, 8, 16), STORES=(1, 2, 4), PINGPONG=(0, 1), SKEW=(0, 1, 2), WORKERS=(128, 132)))
 def overlapped(p, c):
     check_alignment(p)
@@ -264,8 +266,8 @@ def split_launch(p, c):
 
 
 @tcgemm.step(12, **HOPPER, BM=lambda p: 64 if p.M <= 64 else 128, SPLIT=lambda p: 2 if p.M <= 64 else 1, BN=share_of_columns,
-             CONSUMERS=lambda p: 1 if p.M <= 64 else 2, STAGES=lambda p, c: min(16, room(p, c, exchanged(c))), RASTER=8,
-             tune=dict(BM=(64, 128), SPLIT=(1, 2, 4), BN=(32, 40, 48, 56, 64, 80, 96, 112, 128), CONSUMERS=(1, 2)))
+             CONSUMERS=lambda p: 1 if p.M <= 64 else 2, BLOCKS=1, STAGES=lambda p, c: min(16, room(c, exchanged(c))), RASTER=8,
+             tune=dict(BM=(64, 128), SPLIT=(1, 2, 4), BN=(32, 40, 48, 56, 64, 80, 96, 112, 128), CONSUMERS=(1, 2), BLOCKS=(1, 2)))
 def split_k(p, c):
     check_alignment(p)
     yield split_launch(p, c)

@@ -37,7 +37,7 @@ def block_a_row(p, c):
 
 
 @argmax.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2,
-             tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2, 3)), zero=("HINT",))
+             tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)), zero=("HINT",))
 def keys(p, c):
     rows.check_width(p, c)
     yield Launch("argmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=("x", "index", "M", "N", i64(p.N)))
@@ -45,12 +45,17 @@ def keys(p, c):
 
 def parts_of_row(p):
     """Blocks that share a row: so many that a device is full, but that each has a pack for every thread."""
-    return max(1, min(cdiv(528, p.M), cdiv(rows.packs(p, rows.widest(p)), 256)))
+    return max(1, min(cdiv(512, p.M), cdiv(rows.packs(p, rows.widest(p)), 256)))
 
 
-@argmax.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=4, HINT=2,
-             tune=dict(SPLIT=(1, 2, 4, 8, 9, 16, 32, 63, 66, 75, 128, 149, 528), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
-                       HINT=(0, 1, 2, 3)), zero=("HINT",))
+def loads(p, c):
+    """Loads of a thread that are under way together: all it has, up to ten."""
+    return min(10, cdiv(rows.packs(p, c.VEC), c.get("SPLIT", 1) * c.get("CLUSTER", 1) * c.LANES))
+
+
+@argmax.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=loads, HINT=2,
+             tune=dict(SPLIT=(1, 2, 4, 8, 9, 16, 32, 64, 75, 128, 149, 528), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
+                       HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
     yield scratch("keys", (p.M, c.SPLIT), "u64")
@@ -58,13 +63,12 @@ def split(p, c):
     yield Launch("argmax", grid=p.M * c.SPLIT, block=c.LANES, args=("x", "keys", "arrived", "index", "M", "N", i64(p.N)))
 
 
-def loads_of_cluster(p):
-    """Loads of a thread that are under way together: all it has, up to eight."""
-    return min(8, cdiv(rows.packs(p, rows.widest(p)), 8 * 512))
+FEW = 4  # rows: up to here the largest clusters are not too many for a device
 
 
-@argmax.step(4, min_sm=90, CLUSTER=8, LANES=512, VEC=rows.widest, LOADS=loads_of_cluster, HINT=2,
-             tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 512, 768, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2, 3)),
+@argmax.step(4, min_sm=90, CLUSTER=lambda p: 16 if p.M <= FEW else 8, LANES=lambda p: 512 if p.M <= FEW else 256, VEC=rows.widest,
+             LOADS=loads, HINT=2,
+             tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 512, 768, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)),
              zero=("HINT",))
 def cluster(p, c):
     rows.check_width(p, c)

@@ -63,7 +63,7 @@ def block_a_row(p, c):
 
 
 @axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2, variants=LAST,
-           tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
+           tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def packs(p, c):
     rows.check_width(p, c)
     yield Launch("axis", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
@@ -71,12 +71,12 @@ def packs(p, c):
 
 def parts_of_row(p):
     """Blocks that share a row: so many that a device is full, but that each has a pack for every thread."""
-    return max(1, min(cdiv(1056, p.M), cdiv(rows.packs(p, rows.widest(p)), 256)))
+    return max(1, min(1024 // p.M, cdiv(rows.packs(p, rows.widest(p)), 256)))
 
 
 @axis.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=4, HINT=2, variants=LAST,
-           tune=dict(SPLIT=(1, 2, 4, 8, 17, 32, 64, 128), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8),
-                     HINT=(0, 1, 2, 3)), zero=("HINT",))
+           tune=dict(SPLIT=(1, 2, 4, 8, 16, 32, 64, 128), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8),
+                     HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
     yield scratch("partial", (p.M, c.SPLIT))
@@ -95,15 +95,15 @@ def wide(p):
 
 
 def stacked(p):
-    """Blocks above each other: so many that a device is full, but that each thread has a few rows."""
-    tiles, deep = cdiv(p.N, wide(p) * rows.widest(p)), 256 // wide(p)
-    return max(1, min(cdiv(1056, tiles), cdiv(p.M, 4 * deep)))
+    """Blocks above each other: as many as a device has room for at once, three a multiprocessor, but that each thread has a few rows."""
+    tiles, deep = cdiv(p.N, wide(p) * rows.widest(p)), 512 // wide(p)
+    return max(1, min(396 // tiles, cdiv(p.M, 4 * deep)))
 
 
-@axis.step(5, WIDE=wide, DEEP=lambda p: 256 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
-           tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256),
-                     SLABS=(1, 2, 4, 8, 9, 17, 33, 66, 128, 264, 528, 1056), VEC=(1, 2, 4, 8),
-                     LOADS=(1, 2, 4, 8), HINT=(0, 1, 2, 3)), zero=("HINT",))
+@axis.step(5, WIDE=wide, DEEP=lambda p: 512 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
+           tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256, 512),
+                     SLABS=(1, 2, 4, 8, 16, 24, 32, 64, 132, 264, 396, 528), VEC=(1, 2, 4, 8),
+                     LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def slabs(p, c):
     rows.check_width(p, c)
     columns, tiles = c.WIDE * c.VEC, cdiv(p.N, c.WIDE * c.VEC)

@@ -87,3 +87,8 @@ def pipelined(p, c):
     rows.check_pipelined(p, c)
     cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None
     yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
+
+
+@layernorm.step(7, min_sm=90, **rows.IN_BULK, LOADS=2, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
+def bulk(p, c):
+    yield rows.bulk_launch(p, c, "layernorm", arguments(p))

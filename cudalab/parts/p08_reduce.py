@@ -95,8 +95,8 @@ def widest(p):
 
 
 WIDE = dict(THREADS=256, VEC=widest, LOADS=4, GRID=1056, HINT=2)
-TUNE_WIDE = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=(2, 4, 8, 16), GRID=(0, 132, 264, 528, 1056, 2112),
-                 HINT=(0, 1, 2, 3))
+EVEN = WIDE | dict(THREADS=1024, GRID=256)  # powers of 2 divide evenly among powers of 2
+TUNE_WIDE = dict(THREADS=(128, 256, 512, 1024), LOADS=(2, 4, 8, 16), GRID=(0, 128, 132, 256, 264, 512, 528, 1024, 1056), HINT=(0, 1, 2))
 
 
 def blocks_of(p, c):
@@ -119,12 +119,28 @@ def atomic(p, c):
     yield Launch("reduce", grid=blocks_of(p, c), block=c.THREADS, args="x total N")
 
 
-@reduce.step(7, **WIDE, tune=TUNE_WIDE, zero=("GRID", "HINT"))
+@reduce.step(7, **WIDE | dict(THREADS=512), tune=TUNE_WIDE, zero=("GRID", "HINT"))
 def last_block(p, c):
     blocks = blocks_of(p, c)
     yield scratch("partial", (blocks,))
     yield state("arrived", (1,), "u32")
     yield Launch("reduce", grid=blocks, block=c.THREADS, args="x partial arrived total N")
+
+
+def taken_as_they_come(p, c, early=False):
+    blocks = blocks_of(p, c)
+    yield state("partial", (blocks,), "u64")
+    yield Launch("reduce", grid=blocks, block=c.THREADS, args="x partial total N", early=early)
+
+
+@reduce.step(8, **EVEN, tune=TUNE_WIDE, zero=("GRID", "HINT"))
+def flags(p, c):
+    yield from taken_as_they_come(p, c)
+
+
+@reduce.step(9, min_sm=90, **EVEN, tune=TUNE_WIDE, zero=("GRID", "HINT"))
+def early(p, c):
+    yield from taken_as_they_come(p, c, early=True)
 
 
 # one thread a sum, in the order that the step's name says: for the study of errors, not for speed

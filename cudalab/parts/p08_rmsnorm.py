@@ -73,3 +73,8 @@ def pipelined(p, c):
     rows.check_pipelined(p, c)
     cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None
     yield Launch("rmsnorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
+
+
+@rmsnorm.step(6, min_sm=90, **rows.IN_BULK, LOADS=2, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
+def bulk(p, c):
+    yield rows.bulk_launch(p, c, "rmsnorm", arguments(p))

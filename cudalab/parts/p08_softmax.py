@@ -86,3 +86,8 @@ def pipelined(p, c):
     rows.check_pipelined(p, c)
     cluster = (c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None
     yield Launch("softmax", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
+
+
+@softmax.step(8, min_sm=90, **rows.IN_BULK, tune=rows.TUNE_BULK)
+def bulk(p, c):
+    yield rows.bulk_launch(p, c, "softmax", arguments(p))

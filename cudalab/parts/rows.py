@@ -5,7 +5,7 @@ import math
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadConfig, BadShape
 from cudalab.expressions import cdiv
-from cudalab.spec import i64, shapes
+from cudalab.spec import Launch, i64, shapes
 
 DIMS = ("M", "N")
 DTYPES = ("bf16", "f16", "f32")
@@ -15,6 +15,7 @@ SHAPES = dict(
     bench=shapes("32768x4096 8192x8192 4096x151936 524288x1024 262144x2048 131072x4096 65536x8192 32768x16384 16384x32768 8192x65536 "
                  "4096x131072 2048x262144 1048576x64 1x151936", DIMS))
 REGISTERS, FEWER = 32, 28  # of a thread, for its part of the row: in blocks of up to 512 threads, and in larger ones
+SHARED_OF_ALL = 227 * 1024  # of a multiprocessor of sm_90
 SHARED_BYTES = 96 * 1024  # of a block, for a row: what sm_89 has, less what the reduction needs
 
 
@@ -56,8 +57,9 @@ def lanes(p, c):
 
 
 def rows_of_block(p, c):
-    """Rows of a block, so that short ones make 128 threads together."""
-    return max(1, 128 // c.LANES) if c.LANES <= 32 else 1
+    """Rows of a block, so that short ones make 128 threads together, or more where each has but a few packs: blocks start one a cycle."""
+    threads = 512 // min(4, cdiv(packs(p, c.VEC), c.LANES))
+    return max(1, threads // c.LANES) if c.LANES <= 32 else 1
 
 
 def blocks_of_row(p, c):
@@ -70,6 +72,11 @@ def lanes_of_cluster(p, c):
     share = cdiv(packs(p, c.VEC), c.CLUSTER)
     few = next((threads for threads, most in ((128, 5), (256, 5), (512, 8)) if share <= most * threads), None)
     return few or min(1024, 32 * cdiv(cdiv(share, 7), 32))
+
+
+def blocks_together(p, c):
+    """Blocks that shall fit a multiprocessor: two where registers hold a share for each, so that one loads while the other writes."""
+    return 2 if c.LANES <= 512 and c.VECS <= 5 else 1
 
 
 def held(p, c):
@@ -130,12 +137,19 @@ def blocks_that_stay(p, c):
     return (132 if c.CLUSTER <= 2 else 128) * max(1, fit)  # clusters of 4 and 8 find room for 128 blocks in its groups of multiprocessors
 
 
-def check_pipelined(p, c):
-    """Raises BadShape for rows that are not whole packs of 16 bytes, BadConfig where VECS packs a thread are not what a row takes."""
+def whole_packs(p, c):
+    """Raises BadShape for rows that are not whole packs of 16 bytes, BadConfig for other packs."""
     if p.N * itemsize(p.dtype) % 16:
         raise BadShape(f"rows of {p.N} elements of {p.dtype} are not a multiple of 16 bytes, which bulk copies move: take an earlier step")
-    if c.VEC * itemsize(p.dtype) != 16 or c.VECS != held_of_share(p, c):
-        raise BadConfig(f"VEC={c.VEC}, VECS={c.VECS}: a pack is 16 bytes, and {c.LANES} threads hold {held_of_share(p, c)} each")
+    if c.VEC * itemsize(p.dtype) != 16:
+        raise BadConfig(f"VEC={c.VEC}: a pack that bulk copies bring is 16 bytes")
+
+
+def check_pipelined(p, c):
+    """Raises BadShape for rows that are not whole packs of 16 bytes, BadConfig where VECS packs a thread are not what a row takes."""
+    whole_packs(p, c)
+    if c.VECS != held_of_share(p, c):
+        raise BadConfig(f"VECS={c.VECS}: {c.LANES} threads hold {held_of_share(p, c)} packs each")
     if held_of_share(p, c) > REGISTERS // 4:
         raise BadConfig(f"LANES={c.LANES}: {held_of_share(p, c)} packs of 16 bytes a thread do not fit its registers")
 
@@ -150,18 +164,50 @@ def room(p, c):
     return c.STAGES * 16 * share(p, c)
 
 
+def blocks_of_bulk(p, c):
+    """Blocks of the cluster: so few that a block's share of a row takes about 40 KiB, or a row of up to 64 KiB has one block."""
+    return next((blocks for blocks in (1, 4) if packs(p, c.VEC) <= (4096 if blocks == 1 else 2500 * blocks)), 8)
+
+
+def lanes_of_bulk(p, c):
+    """Threads of a block: about eight packs each of its share of a row, 512 at most."""
+    return min(512, 32 * cdiv(share(p, c), 256))
+
+
+def blocks_by_room(p, c):
+    """Blocks that shared memory has room for, as far as threads have 40 registers then."""
+    return max(1, min(SHARED_OF_ALL // (room_of_rows(p, c) + 4096), 65536 // (40 * c.LANES), 16))
+
+
+def room_of_rows(p, c):
+    """Bytes of shared memory for a block's shares of its rows."""
+    return c.ROWS * 16 * share(p, c)
+
+
+def bulk_launch(p, c, entry, args):
+    """The launch of a bulk step.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
+    whole_packs(p, c)
+    if room_of_rows(p, c) + 4096 > SHARED_OF_ALL:
+        raise BadShape(f"{c.ROWS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks: take another step")
+    return Launch(entry, grid=cdiv(p.M, c.ROWS) * c.CLUSTER, block=c.LANES, smem=room_of_rows(p, c),
+                  cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
+
+
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
-TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2, 3))
-ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=1, HINT=2)
+TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2))
+ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=blocks_together, HINT=2)
 TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 704, 768, 1024), BLOCKS=(1, 2, 3, 4),
-                   HINT=(0, 1, 2, 3))
+                   HINT=(0, 1, 2))
 # GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
 PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages,
                  GRID=blocks_that_stay, BLOCKS=1, HINT=1)
 TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 320, 384, 512, 608, 640, 1024),
-                      STAGES=(1, 2, 3, 4, 6, 8, 16), HINT=(0, 1),
+                      STAGES=(1, 2, 3, 4, 6, 8, 16), BLOCKS=(1, 2), HINT=(0, 1),
                       GRID=(128, 132, 256, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
+# ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
+IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
+TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 512), ROWS=(1, 2, 4))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
-TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2, 3))
+TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))

@@ -2,19 +2,43 @@
 //
 // Before: a column was one thread's.
 // Now: a thread takes VEC neighbouring columns in one load and LOADS rows at once; DEEP rows of threads in a block and SLABS blocks above
-// each other share the height.  They meet in shared memory, then in global memory, where who comes last joins what all left, in their
-// order.
+// each other share the height.  Threads above each other meet by shuffles where they share a warp, then in shared memory, then in global
+// memory, where the block that comes last joins what all left, in their order and with all its threads.
 // A block owns WIDE * VEC columns and every SLABS-th group of DEEP rows; thread (down, across) takes rows down, down + DEEP * SLABS, …
-// Limited now by: memory.
+// Limited now by: memory; where columns are few, by the last block's work at the end.
 
 #include "operation.cuh"
 #include "stream.cuh"
 
+constexpr int COLUMNS = WIDE * VEC, GROUPS = WIDE < 32 ? WIDE * DEEP / 32 : DEEP;
+
 static_assert(WIDE * DEEP <= 1024 && WIDE * DEEP % 32 == 0, "a block is a number of whole warps, at most 1024 threads");
+static_assert((WIDE & (WIDE - 1)) == 0, "WIDE is a power of 2: lanes above each other join by shuffles");
+
+// Leave what the threads of each group have joined in its row of slots.
+__device__ __forceinline__ void join_groups(float (&values)[VEC], float (*slots)[COLUMNS]) {
+    const Operation join;
+#pragma unroll
+    for (int distance = 16; distance >= WIDE; distance /= 2) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) values[i] = join(values[i], __shfl_xor_sync(0xffffffffu, values[i], distance));
+    }
+    if (WIDE < 32 && threadIdx.x % 32 >= WIDE) return;
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) slots[threadIdx.x / (WIDE < 32 ? 32 : WIDE)][threadIdx.x % WIDE * VEC + i] = values[i];
+}
+
+// What the groups have left of a column.
+__device__ __forceinline__ float join_slots(int column, const float (*slots)[COLUMNS]) {
+    float value = slots[0][column];
+#pragma unroll 8
+    for (int group = 1; group < GROUPS; ++group) value = Operation{}(value, slots[group][column]);
+    return value;
+}
 
 extern "C" __global__ void __launch_bounds__(WIDE* DEEP) axis(const element* x, float* partial, unsigned* arrived, element* y, int M, int N,
                                                               long long stride_x) {
-    __shared__ float slots[DEEP][WIDE * VEC];
+    __shared__ __align__(16) float slots[GROUPS][COLUMNS];
     __shared__ bool last;
     const Operation join;
     const int tile = blockIdx.x / SLABS, slab = blockIdx.x % SLABS, across = threadIdx.x % WIDE, down = threadIdx.x / WIDE;
@@ -41,26 +65,27 @@ extern "C" __global__ void __launch_bounds__(WIDE* DEEP) axis(const element* x, 
             }
         }
     }
+    join_groups(values, slots);
+    __syncthreads();  // every group's values are there before others join them
+    if constexpr (SLABS > 1) {
+        float* all = partial + static_cast<long long>(tile) * SLABS * COLUMNS;
+        for (int column = threadIdx.x; column < COLUMNS; column += WIDE * DEEP) all[slab * COLUMNS + column] = join_slots(column, slots);
+        __threadfence();
+        __syncthreads();  // all of the block's values are written, and seen, before it counts itself in
+        if (threadIdx.x == 0) last = atomicInc(arrived + tile, SLABS - 1) == SLABS - 1;  // wraps to zero, as the next launch needs it
+        __syncthreads();  // all threads know whether theirs is the tile's last block, and the slots are free
+        if (!last) return;
+        __threadfence();  // what the other blocks left is read after they counted themselves in
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) slots[down][across * VEC + i] = values[i];
-    __syncthreads();  // every thread's values are there before others join them
-    float* mine = partial + static_cast<long long>(blockIdx.x) * WIDE * VEC;
-    for (int column = threadIdx.x; column < WIDE * VEC; column += WIDE * DEEP) {
-        float value = slots[0][column];
+        for (int i = 0; i < VEC; ++i) values[i] = Operation::neutral();
+        for (int s = down; s < SLABS; s += DEEP) {
 #pragma unroll
-        for (int d = 1; d < DEEP; ++d) value = join(value, slots[d][column]);
-        mine[column] = value;
+            for (int i = 0; i < VEC; ++i) values[i] = join(values[i], __ldcg(all + s * COLUMNS + across * VEC + i));
+        }
+        join_groups(values, slots);
+        __syncthreads();  // every group's values are there before others join them
     }
-    __threadfence();
-    __syncthreads();  // all of the block's values are written, and seen, before it counts itself in
-    if (threadIdx.x == 0) last = atomicInc(arrived + tile, SLABS - 1) == SLABS - 1;  // wraps to zero, as the next launch needs it
-    __syncthreads();  // all threads know whether theirs is the tile's last block
-    if (!last) return;
-    __threadfence();  // what the other blocks left is read after they counted themselves in
-    const float* all = partial + static_cast<long long>(tile) * SLABS * WIDE * VEC;
-    for (int column = threadIdx.x; column < WIDE * VEC; column += WIDE * DEEP) {
-        float value = Operation::neutral();
-        for (int s = 0; s < SLABS; ++s) value = join(value, __ldcg(all + s * WIDE * VEC + column));
-        if (tile * WIDE * VEC + column < N) y[tile * WIDE * VEC + column] = convert<element>(finish(value, M));
+    for (int column = threadIdx.x; column < COLUMNS; column += WIDE * DEEP) {
+        if (tile * COLUMNS + column < N) y[tile * COLUMNS + column] = convert<element>(finish(join_slots(column, slots), M));
     }
 }

@@ -59,3 +59,8 @@ template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+
+// Write 8 bytes that other blocks may look at meanwhile: they see all of them or none.
+__device__ __forceinline__ void store_relaxed(unsigned long long* global, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
+}

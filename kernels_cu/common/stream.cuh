@@ -1,11 +1,12 @@
 // Loads and stores of data that is used once, so that the caches keep what is used again.
-// Hint: 0 none; 1 evict first (.cs); 2 no place in L1; 3 the same, and L2 fetches 256 bytes at once.
+// Hint: 0 none; 1 evict first (.cs); 2 no place in L1.
 #pragma once
 
 #include "types.cuh"
 
 template <int Hint, int Count, typename Type>
 __device__ __forceinline__ Pack<Type, Count> read(const Type* memory) {
+    static_assert(Hint >= 0 && Hint <= 2, "HINT is 0, 1 or 2");
     if constexpr (sizeof(Pack<Type, Count>) < 16 || Hint == 0) {
         return *reinterpret_cast<const Pack<Type, Count>*>(memory);
     } else {
@@ -13,11 +14,8 @@ __device__ __forceinline__ Pack<Type, Count> read(const Type* memory) {
         unsigned* w = reinterpret_cast<unsigned*>(&pack);
         if constexpr (Hint == 1)
             asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
-        else if constexpr (Hint == 2)
-            asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
         else
-            asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(memory));
         return pack;
     }

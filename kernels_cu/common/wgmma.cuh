@@ -22,6 +22,11 @@ __device__ __forceinline__ void pin(float (&d)[COUNT]) {
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int COUNT>
+__device__ __forceinline__ void pin(unsigned (&a)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+template <int COUNT>
 __device__ __forceinline__ void pin(int (&d)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(d[i])::"memory");

@@ -25,7 +25,7 @@ static_assert(CONSUMERS * PARTS * 64 == BM && BN % 8 == 0 && BN <= 256, "BM, BN:
 static_assert(BN % (8 * SPLIT) == 0, "SPLIT: every block adds up whole groups of 8 columns");
 static_assert(SPLIT <= 8, "SPLIT: a cluster has at most 8 blocks");
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, output* __restrict__ C,
         const float* __restrict__ SA, const float* __restrict__ SB, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char shared[];

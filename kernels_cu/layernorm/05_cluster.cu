@@ -14,12 +14,10 @@ constexpr int WARPS = LANES / 32, SLOTS = WARPS * CLUSTER;
 
 static_assert(LANES % 32 == 0 && LANES <= 1024 && CLUSTER <= 16, "LANES is a number of whole warps, at most 1024; CLUSTER at most 16");
 
-// How many columns the lanes of a row's warp hold.
+// How many columns a warp of the row has: of each round of its threads 32 packs, and what the last round leaves it.
 __device__ __forceinline__ int columns_of(int warp, int N) {
-    int count = 0;
-#pragma unroll
-    for (int v = 0; v < VECS; ++v) count += min(max(N - (v * CLUSTER * LANES + warp * 32) * VEC, 0), 32 * VEC);
-    return count;
+    const int packs = N / VEC;
+    return (packs / (CLUSTER * LANES) * 32 + min(max(packs % (CLUSTER * LANES) - warp * 32, 0), 32)) * VEC;
 }
 
 extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)

@@ -18,13 +18,10 @@ constexpr int WARPS = LANES / 32, SLOTS = WARPS * CLUSTER;
 
 static_assert(LANES % 32 == 0 && LANES <= 1024 && CLUSTER <= 16, "LANES is a number of whole warps, at most 1024; CLUSTER at most 16");
 
-// How many columns a warp of the cluster holds.
+// How many columns a warp of the cluster has: of each round of LANES packs 32, and what the last round leaves it.
 __device__ __forceinline__ int columns_of(int slot, int packs, int share) {
     const int rank = slot / WARPS, warp = slot % WARPS, theirs = min(max(packs - rank * share, 0), share);
-    int count = 0;
-#pragma unroll
-    for (int v = 0; v < VECS; ++v) count += min(max(theirs - v * LANES - warp * 32, 0), 32);
-    return count * VEC;
+    return (theirs / LANES * 32 + min(max(theirs % LANES - warp * 32, 0), 32)) * VEC;
 }
 
 extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)

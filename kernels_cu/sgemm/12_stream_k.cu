@@ -6,8 +6,8 @@
 // with the tile's first slice waits for those flags, adds the sums in a fixed order, so that every run gives the same bits,
 // and stores the tile. A block works on its piece from the front and so gives before it waits: nobody waits for a block that
 // waits itself. The next tile's first slices are copied while this tile's sums are stored.
-// B's rows that are not aligned for wide copies are copied first to where they are (edges.cuh: sgemm_align). A few columns
-// past the last full tile would cost a column of tiles: one warp a row of C takes them (sgemm_fringe).
+// Rows of A and B that are not aligned for wide copies are copied first to where they are, and padded (edges.cuh). A few columns
+// past the last full tile would cost a column of tiles: they are summed while A is copied.
 // A block owns one BM x BN tile of C after another; inside it is step 11.
 // Limited now by: the register banks. What comes from shared memory is written through the ports that multiply-adds read.
 

@@ -1,26 +1,45 @@
 // What the tiles of a large product leave over: rows of B and of C that are not aligned, a few columns of C.
 #pragma once
 
-constexpr int FRINGE_THREADS = 256, ALIGN_THREADS = 256;
+constexpr int ALIGN_THREADS = 256, EDGES = FRINGE > 0 ? FRINGE : 1;
 
-// The first `columns` columns of B, and zeros up to `pitch`, a multiple of 4: every row starts at a multiple of 16 bytes.
+// A row of B, its first `columns` floats, then zeros up to `pitch`, a multiple of 4, so that every row starts at a multiple of 16
+// bytes.  Rows from K on are zeros.  The few columns of B that are left out become the rows of `edge`.
 extern "C" __global__ void __launch_bounds__(ALIGN_THREADS)
-sgemm_align(const float* __restrict__ B, float* __restrict__ aligned, int N, int columns, int pitch) {
-    const size_t k = blockIdx.x;
+sgemm_align_b(const float* __restrict__ B, float* __restrict__ aligned, float* __restrict__ edge, int N, int K, int columns, int pitch) {
+    const int k = blockIdx.x;
 #pragma unroll 8
-    for (int col = threadIdx.x; col < pitch; col += ALIGN_THREADS) aligned[k * pitch + col] = col < columns ? B[k * N + col] : 0;
+    for (int col = threadIdx.x; col < pitch; col += ALIGN_THREADS)
+        aligned[static_cast<size_t>(k) * pitch + col] = k < K && col < columns ? B[static_cast<size_t>(k) * N + col] : 0;
+    const int col = columns + threadIdx.x;
+    if (k < K && col < N && threadIdx.x < EDGES) edge[static_cast<size_t>(threadIdx.x) * K + k] = B[static_cast<size_t>(k) * N + col];
 }
 
-// The columns of C from `columns` on, which are few: each warp takes one row of A past all of them.
-extern "C" __global__ void __launch_bounds__(FRINGE_THREADS)
-sgemm_fringe(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, int M, int N, int K, int columns) {
-    const int row = (blockIdx.x * FRINGE_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (row >= M) return;
-    for (int col = columns; col < N; ++col) {
-        float sum = 0;
-        for (int k = lane; k < K; k += 32) sum = fmaf(A[static_cast<size_t>(row) * K + k], B[static_cast<size_t>(k) * N + col], sum);
-        for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-        if (lane == 0) C[static_cast<size_t>(row) * N + col] = sum;
+// A row of A, then zeros up to `pitch`; and, as it passes, its products with the rows of `edge`: C's columns from `columns` on.
+extern "C" __global__ void __launch_bounds__(ALIGN_THREADS)
+sgemm_align_a(const float* __restrict__ A, const float* __restrict__ edge, float* __restrict__ aligned, float* __restrict__ C, int N,
+              int K, int columns, int pitch) {
+    __shared__ float sums[EDGES][ALIGN_THREADS / 32];
+    const size_t row = blockIdx.x;
+    float sum[EDGES] = {};
+#pragma unroll 4
+    for (int k = threadIdx.x; k < pitch; k += ALIGN_THREADS) {
+        const float a = k < K ? A[row * K + k] : 0;
+        aligned[row * pitch + k] = a;
+#pragma unroll
+        for (int i = 0; i < EDGES; ++i)
+            if (i < N - columns && k < K) sum[i] = fmaf(a, edge[static_cast<size_t>(i) * K + k], sum[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < EDGES; ++i) {
+        for (int other = 16; other > 0; other /= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], other);
+        if (threadIdx.x % 32 == 0) sums[i][threadIdx.x / 32] = sum[i];
+    }
+    __syncthreads();  // every warp's sums are there
+    if (threadIdx.x < EDGES && columns + threadIdx.x < N) {
+        float total = 0;
+        for (int warp = 0; warp < ALIGN_THREADS / 32; ++warp) total += sums[threadIdx.x][warp];
+        C[row * N + columns + threadIdx.x] = total;
     }
 }
 

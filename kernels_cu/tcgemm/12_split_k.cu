@@ -36,7 +36,7 @@ static_assert(SPLIT <= 8, "SPLIT: a cluster has at most 8 blocks");
 static_assert(BN % (TURNED ? 64 : 8) == 0, "BN: whole swizzles of columns");
 static_assert(!TURNED || Operand::bytes == 2, "nn: wgmma reads B across K for 16-bit types only; take nt");
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, output* __restrict__ C, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned base = shared_address(shared), slots = base + STAGES * STAGE, barriers = slots + (SPLIT - 1) * SLOT;

@@ -1,0 +1,103 @@
+"""On a device: part 6 where its own shapes do not lead: the tiles of large products, matmul over CuPy arrays, fragments as the emulator has
+them.  Run with `python -m pytest -m gpu`."""
+
+import numpy as np
+import pytest
+
+from cudalab import check, fragments, registry
+from cudalab.dtypes import encode
+from cudalab.emulator import Emulator
+from cudalab.errors import LabError
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    from cudalab.gpu import Gpu
+    gpu = Gpu()
+    if gpu.device.sm != 90:
+        pytest.skip("wgmma needs compute capability 9.0")
+    return gpu
+
+
+def on_device(dtype, values):
+    """A CuPy array of a type from float32 values on the host."""
+    import cupy
+    from cudalab.dtypes import bits, device_dtype
+    return cupy.asarray(bits(encode(values, dtype))).view(device_dtype(dtype))
+
+
+@pytest.mark.parametrize("step, sizes, kind", [
+    ("tcgemm/11", (4104, 4232, 264), "bf16 nt"), ("tcgemm/11", (4104, 4232, 2184), "bf16 nn"), ("tcgemm/11", (4104, 4232, 2184), "tf32 nt"),
+    ("fp8gemm/1", (4104, 4232, 4240), "fp8_e4m3 fast"), ("fp8gemm/3", (4104, 4232, 400), "fp8_e4m3 block"),
+    ("fp8gemm/3", (4104, 4232, 400), "fp8_e4m3 promoted")])
+def test_the_tiles_of_large_products(gpu, step, sizes, kind):
+    """More tiles than multiprocessors: clusters, turns, blocks that stay."""
+    step = registry.resolve_step(step)
+    problem = step.op.problem(dict(zip("MNK", sizes)), *kind.split())
+    for verdict in check.check_step(step, problem, gpu):
+        assert verdict, verdict.reason
+
+
+@pytest.mark.parametrize("dtype, turned", [("f32", False), ("tf32", True), ("tf32", False), ("f16", False), ("bf16", True), ("bf16", False)])
+@pytest.mark.parametrize("sizes", [(64, 512, 1024), (2056, 1288, 264)])
+def test_matmul(gpu, dtype, turned, sizes):
+    """Small integers: exact, whichever way b lies, on a stream of the caller's, into an array of the caller's."""
+    import cupy
+
+    import cudalab
+    M, N, K = sizes
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-3, 4, (M, K)).astype("f4"), rng.integers(-3, 4, (K, N)).astype("f4")
+    x = on_device(dtype, a)
+    y = on_device(dtype, np.ascontiguousarray(b.T)).T if turned else on_device(dtype, b)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        for out in (None, cupy.empty((M, N), "f4") if dtype in ("f32", "tf32") else None):
+            c = cudalab.matmul(x, y, out, dtype=dtype if dtype == "tf32" else None)
+            stream.synchronize()
+            got = c.get() if dtype != "bf16" else c.view(cupy.uint16).get()
+            wanted = encode(a @ b, dtype if dtype in ("f16", "bf16") else "f32")
+            np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), wanted.view(f"u{got.itemsize}"))
+
+
+@pytest.mark.parametrize("accumulate", ["fast", "promoted", "block"])
+def test_matmul_of_fp8(gpu, accumulate):
+    import cupy
+
+    import cudalab
+    M, N, K = 200, 136, 272
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-2, 3, (M, K)).astype("f4"), rng.integers(-2, 3, (N, K)).astype("f4")
+    shapes = ((3, M), (2, 3)) if accumulate == "block" else ((1,), (1,))
+    scales = tuple(cupy.full(shape, value, "f4") for shape, value in zip(shapes, (2.0, 0.5)))
+    c = cudalab.matmul(on_device("fp8_e4m3", a), on_device("fp8_e4m3", b).T, scales=scales, **({} if accumulate == "block" else
+                                                                                             dict(accumulate=accumulate)))
+    np.testing.assert_array_equal(c.view(cupy.uint16).get(), encode(a @ b.T, "bf16").view("u2"))
+    with pytest.raises(LabError, match="needs scales"):
+        cudalab.matmul(on_device("fp8_e4m3", a), on_device("fp8_e4m3", b).T)
+
+
+@pytest.mark.parametrize("what", ["m16n8k16", "m16n8k8", "m16n8k32", "m64n24k16", "ldmatrix", "ldmatrix.trans", "swizzle128", "swizzle64",
+                                  "swizzle32"])
+def test_the_emulator_has_the_fragments_of_the_device(gpu, what):
+    assert fragments.layouts(what, None, gpu) == fragments.layouts(what, None, Emulator("sm_90a"))
+
+
+def test_a_launch_that_starts_early_waits_for_what_it_reads(gpu):
+    """Products in a chain, each reading what the one before wrote, many times over: the bits of one at a time."""
+    import cupy
+
+    import cudalab
+    rng = np.random.default_rng(0)
+    x = on_device("bf16", rng.standard_normal((512, 512), dtype="f4"))
+    w = on_device("bf16", rng.standard_normal((512, 512), dtype="f4") / 512**0.5)
+
+    def chain(wait):
+        h = x
+        for _ in range(40):
+            h = cudalab.matmul(h, w.T)
+            if wait:
+                cupy.cuda.get_current_stream().synchronize()
+        return h.view(cupy.uint16).get()
+    np.testing.assert_array_equal(chain(False), chain(True))

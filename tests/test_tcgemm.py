@@ -1,0 +1,181 @@
+"""Part 6: what the shapes of the ladders' own tests do not reach: blocks that stay, turns, clusters, pieces of K, empty pieces; bank
+conflicts; planted bugs; what refuses a shape; which step matmul takes."""
+
+import dataclasses
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cudalab import counted, products, registry
+from cudalab.check import check_step, draw, generator
+from cudalab.emulator import Emulator, KernelFault
+from cudalab.emulator.sanitizer import MissingProxyFence, Race
+from cudalab.errors import BadShape, LabError, UnknownName
+from cudalab.parts.p06_tcgemm import tcgemm
+
+FOUR_TILES = dict(M=264, N=72, K=144)
+
+
+def config(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in (word.split("=") for word in text.split())}
+
+
+# more tiles than workers, more slices than two rounds of the stages
+@pytest.mark.parametrize("step, kind, tunables, delivery", [
+    ("tcgemm/10", "bf16 nt", "BN=64 STAGES=3 WORKERS=4 RASTER=1", "eager"),
+    ("tcgemm/11", "f16 nt", "BN=64 STAGES=3 WORKERS=2 CLUSTER_N=2 CLUSTER_M=1 SKEW=2 RASTER=2", "lazy"),
+    ("tcgemm/11", "tf32 nt", "BN=64 STAGES=3 WORKERS=2 CLUSTER_M=2 PINGPONG=1 STORES=1", "lazy"),
+    ("tcgemm/11", "bf16 nn", "BN=128 STAGES=3 WORKERS=2 CLUSTER_M=2", "eager"),
+    ("tcgemm/12", "bf16 nt", "BM=64 BN=32 CONSUMERS=1 SPLIT=4 STAGES=2", "eager"),
+    ("fp8gemm/1", "fp8_e4m3 fast", "BN=64 STAGES=3 WORKERS=1 PINGPONG=1", "lazy"),
+    ("fp8gemm/3", "fp8_e4m3 block", "BM=256 BN=64 STAGES=2 WORKERS=2 CLUSTER_M=2 ORDERED=1", "lazy")])
+def test_blocks_that_stay_and_share(step, kind, tunables, delivery):
+    step = registry.resolve_step(step)
+    sizes = dict(M=72, N=24, K=1040) if "SPLIT" in tunables else FOUR_TILES | (dict(K=272) if kind.startswith("fp8") else {})
+    problem = step.op.problem(sizes, *kind.split())
+    for verdict in check_step(step, problem, Emulator(sanitize=True, delivery=delivery), overrides=config(tunables)):
+        assert verdict, verdict.reason
+
+
+@pytest.mark.parametrize("step, kind", [("tcgemm/12", "bf16 nt"), ("fp8gemm/2", "fp8_e4m3 fast")])
+def test_a_piece_of_k_may_be_empty(step, kind):
+    """One slice of K, two blocks: one has nothing to multiply, and adds up its columns all the same."""
+    step = registry.resolve_step(step)
+    problem = step.op.problem(dict(M=8, N=24, K=16), *kind.split())
+    assert all(check_step(step, problem, Emulator(sanitize=True), overrides=dict(SPLIT=2)))
+
+
+@pytest.mark.parametrize("step, kind, conflicts", [
+    ("tcgemm/2", "bf16 nt", True), ("tcgemm/3", "bf16 nt", False), ("tcgemm/4", "bf16 nn", False), ("tcgemm/5", "tf32 nt", False),
+    ("tcgemm/11", "bf16 nt", False), ("tcgemm/11", "tf32 nt", False), ("fp8gemm/3", "fp8_e4m3 block", False)])
+def test_bank_conflicts(step, kind, conflicts):
+    """The obvious layout has them, every one since has none, neither in what ldmatrix reads nor in what stmatrix writes."""
+    step = registry.resolve_step(step)
+    total = counted.count_plan(step.plan(step.op.problem(dict(M=40, N=72, K=80), *kind.split())), Emulator())
+    excess = sum(total[f"shared_{way}_wavefronts"] - total[f"shared_{way}_ideal"] for way in ("load", "store"))
+    assert total["shared_store_requests"] > 0 and (excess > 0) == conflicts
+
+
+PLANTED = [
+    ("no proxy fence before TMA reads C", "tcgemm/11", "                    fence_proxy_async();\n", "",
+     MissingProxyFence, "without fence"),
+    ("a chunk that its store still reads", "tcgemm/11", "tma_wait_read<STORES - 1>();", "tma_wait_read<4>();",
+     KernelFault, "still to read"),
+    ("a chunk that is not complete", "tcgemm/11", "named_barrier_wait(4 + consumer, 128);  // the chunk is complete for TMA", "",
+     KernelFault, "race|uninitialised"),
+    ("no proxy fence between copies and wgmma", "tcgemm/6", "        fence_proxy_async();  // what", "        // what",
+     MissingProxyFence, "without fence"),
+    ("a stage filled before it was read", "tcgemm/7", "        __syncthreads();  // everyone's products", "        // everyone's products",
+     KernelFault, "race|still to read"),
+    ("a stage released while its products run", "tcgemm/8", "wgmma_wait<1>();", "wgmma_wait<2>();", KernelFault, "race|still to read"),
+    ("an empty barrier that counts too few", "tcgemm/9", "mbarrier_init(empty(stage), CONSUMERS * (CLUSTER_M + CLUSTER_N - 1));",
+     "mbarrier_init(empty(stage), CONSUMERS);", KernelFault, "race|still to read|arriv"),
+    ("a signal to a barrier that may not be made yet", "tcgemm/9", "cluster_arrive(), cluster_wait();  // no block",
+     "__syncthreads();  // no block", Race, "race"),
+    ("sums added before they have come", "tcgemm/12", "            mbarrier_wait_cluster(arrived, 0);", "            ",
+     KernelFault, "race|uninitialised|still")]
+
+
+@pytest.mark.parametrize("name, old, new, fault, says", [p[1:] for p in PLANTED],
+                         ids=[f"{p[1]}-{p[0]}".replace("/", "_").replace(" ", "_") for p in PLANTED])
+def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
+    step = registry.resolve_step(name)
+    shutil.copytree(step.source.parent.parent, tmp_path / "kernels_cu")
+    source = tmp_path / "kernels_cu" / step.source.parent.name / step.source.name
+    text = source.read_text()
+    assert text.count(old) == 1
+    source.write_text(text.replace(old, new))
+    step = dataclasses.replace(step, source=source)
+    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3"}
+    problem = step.op.problem(dict(M=72, N=136, K=400))
+    plan = step.plan(problem, step.config(problem, config(overrides.get(name, "STAGES=2"))))
+    with pytest.raises(fault, match=says):
+        Emulator(sanitize=True).run(plan, draw(step.op, problem, "normal", generator(0)))
+
+
+@pytest.mark.parametrize("sizes, kind, says", [(dict(M=8, N=8, K=12), ("bf16", "nt"), "K=12: .*pad K to a multiple of 8"),
+                                               (dict(M=8, N=12, K=16), ("f16", "nn"), "N=12: .*pad N to a multiple of 8"),
+                                               (dict(M=8, N=8, K=24), ("fp8_e4m3", "nt"), "K=24: .*pad K to a multiple of 16"),
+                                               (dict(M=8, N=8, K=16), ("tf32", "nn"), "take --variant nt")])
+def test_shapes_that_do_not_fit_are_refused(sizes, kind, says):
+    for step in tcgemm.steps:
+        with pytest.raises(BadShape, match=says):
+            step.plan(tcgemm.problem(sizes, *kind))
+
+
+def test_a_type_that_is_not_there():
+    with pytest.raises(UnknownName, match="int8"):
+        tcgemm.problem(dict(M=8, N=8, K=16), "int8")
+
+
+# -- matmul
+
+LARGE, NARROW, SIZES = (4096, 4096, 4096), (64, 4096, 7168), (200, 136, 272)
+
+
+@pytest.mark.parametrize("name, sizes, kind, sm, step", [
+    ("tcgemm", LARGE, ("bf16", "nt"), 90, "tcgemm/11_overlapped"), ("tcgemm", NARROW, ("bf16", "nt"), 90, "tcgemm/12_split_k"),
+    ("tcgemm", LARGE, ("f16", "nn"), 89, "tcgemm/05_fragments_ahead"), ("sgemm", LARGE, ("f32", None), 80, "sgemm/12_stream_k"),
+    ("fp8gemm", LARGE, ("fp8_e4m3", "fast"), 90, "fp8gemm/01_fast"),
+    ("fp8gemm", NARROW, ("fp8_e4m3", "fast"), 90, "fp8gemm/02_fast_split_k"),
+    ("fp8gemm", NARROW, ("fp8_e4m3", "block"), 90, "fp8gemm/03_promoted")])
+def test_matmul_takes_the_step_for_the_shape(name, sizes, kind, sm, step):
+    problem = registry.ops()[name].problem(dict(zip("MNK", sizes)), *kind)
+    assert products.choose(problem, name, sm).path == step
+
+
+def test_matmul_says_what_no_step_takes():
+    with pytest.raises(LabError, match="needs compute capability 9.0"):
+        products.choose(registry.ops()["fp8gemm"].problem(dict(M=8, N=8, K=16), None, "block"), "fp8gemm", 100)
+    with pytest.raises(LabError, match="needs compute capability 8.9"):
+        products.choose(tcgemm.problem(dict(M=8, N=8, K=16), "fp8_e4m3"), "tcgemm", 80)
+
+
+@pytest.mark.parametrize("dtype, turned, scales, accumulate, found", [
+    ("f32", False, None, "promoted", ("sgemm", None)), ("bf16", False, None, "promoted", ("tcgemm", "nn")),
+    ("bf16", True, None, "promoted", ("tcgemm", "nt")), ("tf32", False, None, "promoted", ("tcgemm", "nt")),
+    ("fp8_e4m3", True, ((1,), (1,)), "fast", ("fp8gemm", "fast")), ("fp8_e4m3", True, ((1,), (1,)), "promoted", ("fp8gemm", "promoted")),
+    ("fp8_e4m3", True, ((3, 200), (2, 3)), "promoted", ("fp8gemm", "block"))])
+def test_matmul_reads_the_kind_from_its_arrays(dtype, turned, scales, accumulate, found):
+    b = np.zeros((136, 272), "f4").T if turned else np.zeros((272, 136), "f4")
+    scales = scales and tuple(np.ones(shape, "f4") for shape in scales)
+    assert products.kind(dtype, b, scales, accumulate, SIZES) == found
+
+
+@pytest.mark.parametrize("dtype, scales, accumulate, says", [
+    ("bf16", ((1,), (1,)), "promoted", "scales are for fp8"), ("fp8_e4m3", None, "promoted", "needs scales"),
+    ("fp8_e4m3", ((2, 200), (2, 3)), "promoted", re.escape("(3, 200) and (2, 3)")),
+    ("fp8_e4m3", ((1,), (1,)), "slow", "'fast' or 'promoted'")])
+def test_matmul_refuses_scales_that_do_not_fit(dtype, scales, accumulate, says):
+    with pytest.raises(LabError, match=says):
+        products.kind(dtype, np.zeros((272, 136), "f4"), scales and tuple(np.ones(shape, "f4") for shape in scales), accumulate, SIZES)
+
+
+def test_a_prepared_launch_encodes_a_tensor_map_once_an_address():
+    """Arguments are filled for every call; a map is encoded when its address is new."""
+    import ctypes
+    pytest.importorskip("cuda.bindings.driver")
+    from cudalab.prepared import Prepared
+    encoded, launched = [], []
+    step = registry.resolve_step("tcgemm/12")
+    launch, = step.plan(tcgemm.problem(dict(M=64, N=64, K=64))).launches
+
+    def encode(tensor_map, array, label):
+        encoded.append((tensor_map.name, array.data.ptr))
+        return ctypes.create_string_buffer(array.data.ptr.to_bytes(8, "little"), 128)
+
+    def run(config, function, addresses, extra):
+        pointers = ctypes.cast(addresses, ctypes.POINTER(ctypes.c_void_p))
+        launched.append([ctypes.c_uint64.from_address(pointers[i]).value for i in range(3)])
+        assert ctypes.c_int32.from_address(pointers[5]).value == 64  # K
+        return (0,)
+    gpu = SimpleNamespace(_configured=lambda *_: (SimpleNamespace(), None), _encode=encode, _check=lambda status, label: None,
+                          _driver=SimpleNamespace(CUstream=int, cuLaunchKernelEx=run))
+    prepared = Prepared(gpu, None, None, launch, "tcgemm/12")
+    for a in (1 << 20, 2 << 20, 1 << 20):
+        prepared.enqueue(7, dict(A=a, B=3 << 20, C=4 << 20))
+    assert launched == [[a << 20, 3 << 20, 4 << 20] for a in (1, 2, 1)]
+    assert encoded == [("A", 1 << 20), ("B", 3 << 20), ("A", 2 << 20)]
