@@ -145,7 +145,7 @@ def studied(study, rows: Sequence[Mapping]) -> str:
     """A study's rows as a table, and what follows from them."""
     cells, heads, left = study_table(study.columns, rows)
     sentences = [fold(sentence) for sentence in study.conclusions(rows)]
-    parts = [f"{study.name}: {study.title}; on {rows[0]['device']}", table(cells, heads, left), "\n".join(sentences)]
+    parts = [fold(f"{study.name}: {study.title}; on {rows[0]['device']}"), table(cells, heads, left), "\n".join(sentences)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -247,7 +247,7 @@ def _argument(argument) -> str:
 def static(report: Mapping, prose: bool = False) -> str:
     """The static report as text."""
     shape = " ".join(f"{name}={size}" for name, size in report["shape"].items())
-    lines = [f"{report['op']}/{report['step']}: {report['title']}"]
+    lines = [fold(f"{report['op']}/{report['step']}: {report['title']}")]
     if prose and report["prose"]:
         lines += ["", *_prose(report["prose"])]
     kind = "".join(f", {word}" for word in kind_words(report["dtype"], report["variant"]))
