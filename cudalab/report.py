@@ -16,7 +16,7 @@ from cudalab.spec import Fill, Launch, Plan
 
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is, or that $COLUMNS says; None for a file or a pipe: there a line is as long as it is."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() or "COLUMNS" in os.environ else None
 
 
 def table(rows: Sequence[Sequence], headers: Sequence[str], left: Sequence[int] = (0,), wrap: int | None = None) -> str:
@@ -145,8 +145,13 @@ def studied(study, rows: Sequence[Mapping]) -> str:
     """A study's rows as a table, and what follows from them."""
     cells, heads, left = study_table(study.columns, rows)
     sentences = [fold(sentence) for sentence in study.conclusions(rows)]
-    parts = [f"{study.name}: {study.title}; on {rows[0]['device']}", table(cells, heads, left), "\n".join(sentences)]
+    parts = [fold(f"{study.name}: {study.title}; on {rows[0]['device']}"), table(cells, heads, left), "\n".join(sentences)]
     return "\n\n".join(filter(None, parts))
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON takes it: None for NaN and infinity."""
+    return float(value) if math.isfinite(value) else None
 
 
 def ratio_text(value: float | None) -> str:
@@ -242,7 +247,7 @@ def _argument(argument) -> str:
 def static(report: Mapping, prose: bool = False) -> str:
     """The static report as text."""
     shape = " ".join(f"{name}={size}" for name, size in report["shape"].items())
-    lines = [f"{report['op']}/{report['step']}: {report['title']}"]
+    lines = [fold(f"{report['op']}/{report['step']}: {report['title']}")]
     if prose and report["prose"]:
         lines += ["", *_prose(report["prose"])]
     kind = "".join(f", {word}" for word in kind_words(report["dtype"], report["variant"]))
