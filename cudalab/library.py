@@ -219,7 +219,7 @@ def _run(name: str, x, arrays: Mapping, tail: tuple[Scalar, ...], variant: str |
 
 
 def enqueue(x, name: str, sizes: tuple[int, ...], dtype: str, variant: str | None, choose, arrays: Mapping) -> None:
-    """Enqueue an op over arrays by name, on x's device, which must be the current one.  choose: problem, op, compute capability -> a step."""
+    """Enqueue an op over arrays by name, on x's device, which must be the current one.  choose: problem, op, capability -> a step."""
     _check_device(x)
     _enqueue(_chosen(x.device.id, name, sizes, dtype, variant, choose), arrays)
 
