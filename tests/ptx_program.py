@@ -49,9 +49,6 @@ class Program:
     sm: int = 80
     held_back: bool = True
 
-    def __str__(self) -> str:
-        return self.name
-
     def verify(self, run: Callable) -> None:
         self.check(run(self))
 
@@ -67,8 +64,6 @@ def on_gpu(gpu) -> Callable:
     """A function that runs a program on a device, through the package's own loading and launching."""
     def run(program: Program) -> list[np.ndarray]:
         import cupy
-        if program.sm > gpu.device.sm:
-            pytest.skip(f"{program.name} needs compute capability {program.sm / 10}")
         text = program.ptx.encode() + b"\0"
         built = SimpleNamespace(folder=Path(hashlib.sha256(text).hexdigest()), cubin=text, target=gpu.target)  # the driver takes PTX too
         names = [f"b{number}" for number in range(len(program.buffers))]
@@ -83,19 +78,42 @@ def on_gpu(gpu) -> Callable:
 
 
 def on_both(programs: Iterable[Program]) -> tuple[Callable, Callable]:
-    """Two tests of a table of programs: on the emulator, and the same on a device."""
-    programs = list(programs)
+    """Two tests of a table of programs: on the emulator, and the same on a device.  Each runs the whole table, which is made when the first
+    of them runs, not when tests are collected; what fails is listed by name."""
+    made = []
 
-    @pytest.mark.parametrize("program", programs, ids=str)
-    def test_on_emulator(program):
-        program.verify(on_emulator)
+    def table() -> list[Program]:
+        if not made:
+            made.extend(programs)
+        assert made
+        return made
+
+    def test_on_emulator():
+        report([(program, failure(program.verify, on_emulator)) for program in table()])
 
     @pytest.mark.gpu
-    @pytest.mark.parametrize("program", programs, ids=str)
-    def test_on_gpu(program, gpu):
-        program.verify_on_device(on_gpu(gpu))
+    def test_on_gpu(gpu):
+        within = [program for program in table() if program.sm <= gpu.device.sm]
+        if not within:
+            pytest.skip(f"all of it needs more than compute capability {gpu.device.sm / 10}")
+        report([(program, failure(program.verify_on_device, on_gpu(gpu))) for program in within])
 
     return test_on_emulator, test_on_gpu
+
+
+def failure(verify: Callable, run: Callable) -> str | None:
+    """What is wrong with a program, or None."""
+    try:
+        verify(run)
+    except (Exception, pytest.fail.Exception) as error:  # also what is no wrong result: the rest of the table is still of interest
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def report(outcomes: list[tuple[Program, str | None]]) -> None:
+    wrong = [f"{program.name}: {text}" for program, text in outcomes if text]
+    if wrong:
+        pytest.fail(f"{len(wrong)} of {len(outcomes)} programs\n" + "\n".join(wrong), pytrace=False)
 
 
 # -- operands

@@ -9,6 +9,7 @@ import types
 
 import pytest
 from command import fails, works
+from mutants import STREAM
 
 import cli
 from cudalab import gpu, parts, registry, results
@@ -92,8 +93,9 @@ def test_show_names_the_buffers_a_step_adds_and_every_launch(lab):
 
 
 def test_zero_is_a_value_where_it_has_a_meaning(lab):
+    small = [word for name, value in STREAM if name != "WORKERS" for word in ("--set", f"{name}={value}")]
     for words in ("WORKERS=0", "FRINGE=0", "WORKERS=24"):
-        works(lab("show", "step12", "--set", words))
+        works(lab("show", "step12", "--shape", "257x130x70", *small, "--set", words))
     fails(lab("show", "step12", "--set", "WORKERS=-1"), "WORKERS=-1 is not legal")
     fails(lab("show", "step12", "--set", "RAGGED=0", "--shape", "1000"), "RAGGED=0", "set RAGGED=1")
 
@@ -118,9 +120,9 @@ def test_dump_prints_one_code(lab):
 
 
 def test_diff_says_what_changed(lab):
-    text = works(lab("diff", "step4", "step5", "--sass")).stdout
-    for words in ("--- sgemm/04_blocktile_1d", "+++ sgemm/05_blocktile_2d", "registers", "instructions",
-                  "SASS, 04_blocktile_1d on the left", " | "):
+    text = works(lab("diff", "step2", "step3", "--sass")).stdout
+    for words in ("--- sgemm/02_coalesced", "+++ sgemm/03_shared_tile", "registers", "instructions",
+                  "SASS, 02_coalesced on the left", " | "):
         assert words in text
     found = json.loads(works(lab("diff", "step1", "step1", "--ptx", "--json")).stdout)
     assert found["source"] == [] and {mark for _, mark, _ in found["ptx"]} == {" "}
@@ -183,7 +185,7 @@ def test_what_needs_a_gpu_says_so(lab, tmp_path):
     (("tune", "sgemm"), ("is a whole ladder",)),
     (("tune", "mine.cu"), ("bench mine.cu --set NAME=VALUE",)),
     (("show", "step123"), ("no step or op is called 'step123'; nearest: step12",)),
-    (("show", "step12", "--set", "STAGES=99"), ("1245696 bytes of shared memory", "fewer stages")),
+    (("show", "step8", "--set", "STAGES=99"), ("811008 bytes of shared memory", "fewer stages")),
     (("tune", "step5", "--set", "BQ=1"), ("has no tunable BQ",)),
     (("results", "merge", "gone.jsonl"), ("there is no file gone.jsonl",)),
     (("results", "--step", "nope"), ("no step or op is called 'nope'",)),
@@ -262,10 +264,10 @@ def test_a_template_instance_of_an_own_file(lab, own):
 
 
 def test_an_own_file_like_a_step(lab, own):
-    copy = own(registry.resolve_step("step5").source.read_text())
-    works(lab("show", copy, "--like", "step5", "--set", "BM=64"))
-    works(lab("dump", copy, "--like", "step5"))
-    assert "the sources are the same" in works(lab("diff", "step5", copy, "--like", "step5")).stdout
+    copy = own(registry.resolve_step("step4").source.read_text())
+    works(lab("show", copy, "--like", "step4", "--set", "BK=8"))
+    works(lab("dump", copy, "--like", "step4"))
+    assert "the sources are the same" in works(lab("diff", "step4", copy, "--like", "step4")).stdout
 
 
 @pytest.mark.parametrize("text, more, expected, lines", [

@@ -12,7 +12,7 @@ from cudalab.emulator import Deadlock, Emulator, KernelFault, PtxError
 from cudalab.emulator.hooks import Observer
 from cudalab.spec import TensorMap, i32
 from emulated import compile_cuda
-from hopper import BOTH, KERNELS, PRELUDE, swizzle
+from hopper import KERNELS, PRELUDE, swizzle
 
 RNG = np.random.default_rng(1)
 TILE = PRELUDE + (KERNELS / "hopper_tile.cu").read_text()
@@ -139,7 +139,7 @@ def multiply(columns, d, a, b, *, a_layout=(128, 16, 1024, 0), b_layout=(128, 16
     return got, lanes_of(product + (before if how.get("scale_d", 1) else 0), d)
 
 
-@pytest.mark.parametrize("columns", [8, 16, 24, 40, 64, 104, 128, 192, 248, 256])
+@pytest.mark.parametrize("columns", [8, 24, 64, 104, 256])
 def test_widths(columns):
     got, expected = multiply(columns, "f32", "bf16", "bf16")
     assert (got == expected).all()
@@ -153,7 +153,7 @@ TYPES = [("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), 
 @pytest.mark.parametrize("registers", [False, True], ids=["shared", "registers"])
 @pytest.mark.parametrize("types", TYPES, ids=".".join)
 def test_every_type(types, registers):
-    got, expected = multiply(96 if registers else 24, *types, registers=registers)
+    got, expected = multiply(32 if registers else 24, *types, registers=registers)
     assert (got == expected).all()
 
 
@@ -161,7 +161,7 @@ def test_every_type(types, registers):
                                     (128, 16, 1024, 3), (128, 16, 2048, 2)], ids=str)
 def test_layouts_along_k(layout):
     for types in (("f32", "f16", "f16"), ("f32", "tf32", "tf32"), ("s32", "s8", "s8")):
-        got, expected = multiply(64, *types, a_layout=layout, b_layout=layout)
+        got, expected = multiply(24, *types, a_layout=layout, b_layout=layout)
         assert (got == expected).all()
 
 
@@ -286,17 +286,15 @@ def tile(M, N, K, *, cluster=1, delivery="lazy", text=TILE, sanitize=True, stage
     return c, a @ b.T
 
 
-@BOTH
-@pytest.mark.parametrize("M, N, K", [(128, 64, 64), (200, 150, 456), (1, 8, 8), (130, 66, 712)])
+@pytest.mark.parametrize("M, N, K, delivery", [(128, 64, 64, "eager"), (200, 150, 456, "lazy"), (1, 8, 8, "lazy"), (130, 66, 712, "eager")])
 def test_the_tile_kernel(M, N, K, delivery):
     c, expected = tile(M, N, K, delivery=delivery)
     assert (c == expected).all()
 
 
-@BOTH
-@pytest.mark.parametrize("cluster", [2, 4])
+@pytest.mark.parametrize("cluster, delivery", [(2, "eager"), (2, "lazy"), (4, "lazy")])
 def test_the_tile_kernel_with_multicast(cluster, delivery):
-    c, expected = tile(130, 250, 456, cluster=cluster, delivery=delivery)
+    c, expected = tile(130, 250 if cluster == 4 else 130, 456, cluster=cluster, delivery=delivery)
     assert (c == expected).all()
 
 

@@ -6,7 +6,7 @@ import pytest
 import toy
 
 from cudalab import sass
-from cudalab.build import TARGETS, build
+from cudalab.build import build
 from cudalab.errors import LabError, MissingTool
 
 TEXT = '''#include "twice.cuh"
@@ -23,7 +23,7 @@ extern "C" __global__ void second(float* A) { A[threadIdx.x] = 1; }
 HEADER = "__device__ inline float twice(float x) {\n    return x * x * 3.0f + x;\n}\n"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a"])  # sm_89 is written as sm_80
 def test_every_instruction_is_parsed(tmp_path, target):
     (tmp_path / "twice.cuh").write_text(HEADER)
     built = build(toy.plan(tmp_path, TEXT), target, dumps=tmp_path / "dumps")

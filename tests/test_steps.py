@@ -1,6 +1,7 @@
 """Every step of every ladder, as data and as text: launches, tunables, and what its `.cu` promises a reader.  No GPU, no compiler."""
 
 import collections
+import functools
 import itertools
 import math
 import re
@@ -8,15 +9,13 @@ import re
 import pytest
 from kinds import few
 
-from cudalab import includes, registry, report, tune
+from cudalab import includes, registry, tune
 from cudalab.errors import BadConfig, LabError
 from cudalab.expressions import cdiv
 from cudalab.spec import KERNELS, MAX_ELEMENTS, Pointer
 from cudalab.tensormap import TensorMap
 
 STEPS = registry.steps()
-CASES = [pytest.param(step, problem, id=f"{step.path}-{report.problem_text(problem)}")
-         for step in STEPS for problem in dict.fromkeys(problem for purpose in step.op.shapes for problem in few(step, purpose))]
 SGEMM = [step for step in STEPS if step.op.name == "sgemm"]
 NUMBERS_OF_RESULTS = re.compile(r"\d\s*(%|x\b|times|TFLOP|GFLOP|[GTMk]B/s|ms|µs|registers)", re.IGNORECASE)
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.path)
@@ -31,6 +30,12 @@ def signature(step, entry):
     return [("*" in parameter, re.findall(r"\w+", parameter)[-1]) for parameter in found[1].split(",")]
 
 
+@functools.cache
+def cases(step):
+    """Plans of the step for its shapes of every purpose, in the kinds that tests take; a failure says which by the plan's problem."""
+    return [step.plan(problem) for problem in dict.fromkeys(problem for purpose in step.op.shapes for problem in few(step, purpose))]
+
+
 def main_of(plan):
     """The launch of a product's tiles, whatever comes before and after it."""
     return next(launch for launch in plan.launches if launch.entry == "sgemm")
@@ -43,51 +48,55 @@ def comment_of(lines, at):
 
 # What is launched
 
-@pytest.mark.parametrize("step, problem", CASES)
-def test_launches_fit_the_kernel(step, problem):
-    """Arguments agree with the source's parameters by name and kind; pointers stay inside their buffers."""
-    plan = step.plan(problem)
-    assert plan.launches
-    for launch in plan.launches:
-        parameters = signature(step, launch.entry)
-        assert [isinstance(a, Pointer) for a in launch.args] == [pointer for pointer, _ in parameters]
-        for argument, (_, name) in zip(launch.args, parameters):
-            if isinstance(argument, TensorMap):
-                assert argument.name == name and plan.tensors[name].elements == math.prod(argument.dims)
-            elif isinstance(argument, Pointer):
-                assert 0 <= argument.offset < plan.tensors[argument.name].elements
-                assert argument.name == name or argument.name not in step.op.tensors(problem)
-            elif name in problem:
-                padded = launch.entry == "sgemm" and plan.config.get("ALIGN")  # K goes on with zeros to a whole slice
-                assert argument.dtype == "i32" and (argument.value == problem[name] or padded and argument.value > problem[name])
-        assert 0 <= launch.smem <= 227 * 1024, "more dynamic shared memory than any block can have"
+@every_step
+def test_launches_fit_the_kernel(step):
+    """Arguments agree with the source's parameters by name and kind; pointers stay inside their buffers; every output of the op is an
+    argument of some launch."""
+    parameters_of = functools.cache(functools.partial(signature, step))
+    for plan in cases(step):
+        problem = plan.problem
+        assert plan.launches, problem
+        for launch in plan.launches:
+            parameters, where = parameters_of(launch.entry), (problem, launch)
+            assert [isinstance(a, Pointer) for a in launch.args] == [pointer for pointer, _ in parameters], where
+            for argument, (_, name) in zip(launch.args, parameters):
+                if isinstance(argument, TensorMap):
+                    assert argument.name == name and plan.tensors[name].elements == math.prod(argument.dims), where
+                elif isinstance(argument, Pointer):
+                    assert 0 <= argument.offset < plan.tensors[argument.name].elements, where
+                    assert argument.name == name or argument.name not in step.op.tensors(problem), where
+                elif name in problem:
+                    padded = launch.entry == "sgemm" and plan.config.get("ALIGN")  # K goes on with zeros to a whole slice
+                    assert argument.dtype == "i32", where
+                    assert argument.value == problem[name] or padded and argument.value > problem[name], where
+            assert 0 <= launch.smem <= 227 * 1024, f"{where}: more dynamic shared memory than any block can have"
+        passed = {a.name for launch in plan.launches for a in launch.args if isinstance(a, (Pointer, TensorMap))}
+        assert passed >= set(step.op.outputs), problem
 
 
-@pytest.mark.parametrize("step, problem", CASES)
-def test_outputs_are_written(step, problem):
-    """Every output of the op is an argument of some launch."""
-    plan = step.plan(problem)
-    passed = {a.name for launch in plan.launches for a in launch.args if isinstance(a, (Pointer, TensorMap))}
-    assert passed >= set(step.op.outputs)
-
-
-@pytest.mark.parametrize("step, problem", [case for case in CASES if case.values[0] in SGEMM])
-def test_sgemm_blocks_cover_the_output(step, problem):
+@pytest.mark.parametrize("step", SGEMM, ids=lambda step: step.path)
+def test_sgemm_blocks_cover_the_output(step):
     """One block a tile unless the step has WORKERS (see below); one thread for its TM x TN outputs, in each of SLICES groups."""
-    config = step.config(problem)
-    launch = main_of(step.plan(problem))
-    if "WORKERS" not in config:
-        assert math.prod(launch.grid) == cdiv(problem.M, config.BM) * cdiv(problem.N, config.BN)
-    assert math.prod(launch.block) * config.get("TM", 1) * config.get("TN", 1) == config.BM * config.BN * config.get("SLICES", 1)
+    for plan in cases(step):
+        problem, config, launch = plan.problem, plan.config, main_of(plan)
+        if "WORKERS" not in config:
+            assert math.prod(launch.grid) == cdiv(problem.M, config.BM) * cdiv(problem.N, config.BN), problem
+        assert (math.prod(launch.block) * config.get("TM", 1) * config.get("TN", 1)
+                == config.BM * config.BN * config.get("SLICES", 1)), problem
 
 
 STREAM_K = [step for step in SGEMM if "WORKERS" in step.tunables]
 
 
-@pytest.mark.parametrize("step, problem", [case for case in CASES if case.values[0] in STREAM_K])
+@pytest.mark.parametrize("step", STREAM_K, ids=lambda step: step.path)
 @pytest.mark.parametrize("workers", [None, 0, 1, 7, 24, 132, 1000])
-def test_sgemm_workers_cover_every_slice_once(step, problem, workers):
+def test_sgemm_workers_cover_every_slice_once(step, workers):
     """The workers' pieces, cut as the kernel cuts them, hold every slice of every tile once; what one leaves another one takes."""
+    for plan in cases(step):
+        cover_every_slice_once(step, plan.problem, workers)
+
+
+def cover_every_slice_once(step, problem, workers):
     config = step.config(problem, {} if workers is None else {"WORKERS": workers})
     plan = step.plan(problem, config)
     main, others = main_of(plan), [launch for launch in plan.launches if launch.entry != "sgemm"]
@@ -188,11 +197,12 @@ def test_tune_space_holds_the_default(step):
         for name, values in step.tune.items():
             assert name in step.tunables and len(set(values)) == len(values)
             assert default[name] in values
-        if step.tune:
-            legal, refused = tune.space(step, problem, {}, sample=20)
-            sampled = min(20, tune.size(step, {}))
-            assert legal[0].config == default and sampled <= len(legal) + refused <= sampled + 1
-            assert len({plan.config for plan in legal}) == len(legal)
+    for problem in dict.fromkeys((few(step, "bench")[0], few(step, "bench")[-1])) if step.tune else ():
+        default = step.config(problem)
+        legal, refused = tune.space(step, problem, {}, sample=20)
+        sampled = min(20, tune.size(step, {}))
+        assert legal[0].config == default and sampled <= len(legal) + refused <= sampled + 1
+        assert len({plan.config for plan in legal}) == len(legal)
 
 
 @every_step

@@ -37,8 +37,7 @@ class Program:
     """A module of PTX made ready: segments of every kernel that has been asked for.  watched: with calls to observers compiled in."""
 
     def __init__(self, ptx: str, watched: bool = False):
-        self.module = parse(ptx)
-        self.layout = Layout.of(self.module)
+        self.module, self.layout = _module(ptx)
         self.watched = watched
         self._kernels = {}
 
@@ -52,6 +51,13 @@ class Program:
             image = Image(self.layout, function)
             self._kernels[symbol] = image, cut(image)
         return self._kernels[symbol]
+
+
+@functools.lru_cache(maxsize=4)
+def _module(ptx: str) -> tuple:
+    """A PTX text parsed and laid out, which what is watched and what is not have in common."""
+    module = parse(ptx)
+    return module, Layout.of(module)
 
 
 @functools.lru_cache(maxsize=64)

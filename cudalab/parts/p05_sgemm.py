@@ -136,7 +136,7 @@ def shared_bytes(c, slices=1, apart=False):
 
 
 @sgemm.step(10, BM=128, BN=256, BK=8, TM=8, TN=16, STAGES=4, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",))
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",), emulate="130x260x66 1x4x1")
 def register_banks(p, c):
     check_vectors(p, c)
     check_ragged(c, p.K, c.BK, p.N)
@@ -153,7 +153,7 @@ TILE = dict(BM=few_tiles(64, 128), BN=few_tiles(128, 256), BK=few_tiles(4, 8), S
 
 
 @sgemm.step(11, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=0, SPACING=1, COPY_AT=0, PINNED=4,
-            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",), emulate="66x130x162 1x1x1")
+            VEC_N=rows_of("N"), RAGGED=ragged, tune=SCHEDULE, zero=("RAGGED",), emulate="67x131x163 1x1x1")
 def sliced_k(p, c):
     check_vectors(p, c)
     check_ragged(c, p.K, c.BK * c.SLICES, p.N)
@@ -180,7 +180,7 @@ def ragged_in_tiles(p, c):
 @sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=24, SPACING=few_tiles(4, 1), COPY_AT=few_tiles(0, 3), PINNED=2,
             ALIGN=lambda p: int(min(p.M, p.N) >= 1024 and (p.N % 4 != 0 or p.N % 256 in (1, 2, 3, 4))), FRINGE=4,
             VEC_N=lambda p, c: 4 if c.ALIGN else math.gcd(p.N, 4), RAGGED=ragged_in_tiles, WORKERS=few_tiles(0, 132), tune=SCHEDULE,
-            zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"), emulate="66x130x162 1x1x1")
+            zero=("ALIGN", "RAGGED", "WORKERS", "FRINGE"), emulate="66x130x162 1x2x1")
 def stream_k(p, c):
     (k, columns), depth = in_tiles(p, c), c.BK * c.SLICES
     pitch = cdiv(columns, 4) * 4 if c.ALIGN else p.N  # floats from one row of B to the next
