@@ -8,7 +8,7 @@ the roof); and of the verdict limit, share_of_limit, words, first, counters.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from cudalab import ncu, results, roofline, verdict
+from cudalab import ncu, roofline, verdict
 from cudalab.devices import Device
 from cudalab.emulator.counters import derived
 from cudalab.errors import LabError, OutOfMemory
