@@ -12,13 +12,16 @@ from cudalab.errors import LabError
 
 
 class Lab(click.Group):
-    """Prints a LabError as one line and exits 1; Ctrl-C exits 130."""
+    """Prints an error as one line and exits 1, or 2 where the command's words are wrong; Ctrl-C exits 130."""
 
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
         except LabError as error:
             raise click.ClickException(str(error)) from None
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
+            raise click.UsageError(f"{error.format_message().rstrip('.')} ('{where} --help' shows what there is)") from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

@@ -17,7 +17,7 @@ from cudalab.emulator.counters import Counters, derived
 from cudalab.emulator.errors import KernelFault
 from cudalab.errors import MissingTool, WrongResult
 from cudalab.problem import Problem
-from cudalab.report import fold, problem_text, table, terminal_width
+from cudalab.report import finite, fold, problem_text, scaled_text, table, terminal_width
 from cudalab.spec import Plan, Step
 
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
@@ -104,10 +104,6 @@ def row(one: Counted, device: Device) -> dict:
                                                           for d in roofline.demands(total, device, plan.problem.dtype)]))
 
 
-def finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
 def joined(one: Counted) -> list[str]:
     """Where ptxas made other widths of access than the PTX has, so that a device counts fewer requests; empty without nvdisasm."""
     from cudalab import sass
@@ -143,7 +139,7 @@ def text(one: Counted, device: Device) -> str:
     """One step at one shape, for a person."""
     total = one.counters.total()
     more = derived(total)
-    lines = [f"{one.label}, on the emulator: PTX for {one.target}; nothing here is a time", ""]
+    lines = [fold(f"{one.label}, on the emulator: PTX for {one.target}; nothing here is a time"), ""]
     lines += [fold(f"{'result' if number == 0 else '':<11}{_verdict(v)}", " " * 11) for number, v in enumerate(one.verdicts)]
     lines += ["", "counted, at the level of PTX:"]
     for name, words in _counted(total, more):
@@ -191,14 +187,14 @@ def _counted(total: Mapping, more: Mapping):
     flops = ", ".join(f"{total[f'flops_{kind}']:,} {name}" for kind, name in
                       dict(f32="FP32", f16="FP16", f64="FP64", tensor="tensor core").items() if total[f"flops_{kind}"])
     yield "FLOP", flops or "none"
-    yield "bytes", (f"{_bytes(more['shared_bytes'])} of shared memory, {_bytes(more['global_bytes'])} of global memory in "
-                    f"{_bytes(more['sector_bytes'])} of sectors, {_bytes(total['dram_bytes'])} of DRAM at least")
+    yield "bytes", (f"{_work(more['shared_bytes'], 'byte')} of shared memory, {_work(more['global_bytes'], 'byte')} of global memory in "
+                    f"{_work(more['sector_bytes'], 'byte')} of sectors, {_work(total['dram_bytes'], 'byte')} of DRAM at least")
 
 
 def roof_text(total: Mapping, device: Device, but: bool = False, dtype: str = "f32") -> str:
     """Where the counted work stands on a device's roofline.  but: ptxas makes something else of the accesses.  dtype: of the elements."""
     found = roofline.demands(total, device, dtype)
-    lines = [(d.name, f"{_short(d.work)} {d.unit}s", f"{_short(d.roof)} {d.unit}s a second", f"{d.share:.0%}") for d in found]
+    lines = [(d.name, _work(d.work, d.unit), _work(d.roof, d.unit, "/s"), f"{d.share:.0%}") for d in found]
     text = [f"roofline   {device.name}, by counted work", "",
             table(lines, ("limit", "counted", "the device at most", "of the busiest"), left=(0,))]
     limits = {d.name: d for d in found}
@@ -207,13 +203,13 @@ def roof_text(total: Mapping, device: Device, but: bool = False, dtype: str = "f
         name, peak, intensity = arithmetic.name.upper(), arithmetic.roof, arithmetic.work / total["dram_bytes"]
         ridge, reach = peak / limits["dram"].roof, arithmetic.share
         text += ["", fold(f"intensity  {intensity:.1f} {name} FLOP a byte of DRAM at most; the ridge is at {ridge:.1f}: the roofline there "
-                          f"is {_short(min(1.0, intensity / ridge) * peak)} FLOP/s", " " * 11)]
+                          f"is {scaled_text(min(1.0, intensity / ridge) * peak, 'FLOP/s')}", " " * 11)]
         if found[0].name not in (arithmetic.name, "dram"):
-            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {_short(reach * peak)} FLOP/s, "
+            text.append(fold(f"{'':<11}executed as the PTX stands, {found[0].name} would hold it at {scaled_text(reach * peak, 'FLOP/s')}, "
                              f"{reach:.0%} of the {name} roof" + ("; see 'but' above" if but else ""), " " * 11))
     counted = sum(total[f"flops_{kind}"] for kind in ("f16", "f32", "f64", "tensor"))
     if other := counted - sum(d.work for d in found if d.unit == "FLOP"):
-        text += [f"           {_short(other)} FLOP are of a type without a roof here."]
+        text += [f"           {scaled_text(other, 'FLOP')} are of a type without a roof here."]
     return "\n".join(text)
 
 
@@ -295,5 +291,7 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _bytes(value: float) -> str:
-    return f"{_short(value)}B"
+def _work(value: float, unit: str, per: str = "") -> str:
+    """Work in a unit of `roofline.Demand`, or a rate of it (per: "/s"): 14.16 MFLOP, 4.8 TB/s, 169k wavefronts."""
+    short = dict(FLOP="FLOP", byte="B").get(unit)
+    return scaled_text(value, short + per) if short else f"{_short(value)} {unit}s{per}"

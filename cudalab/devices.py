@@ -86,7 +86,8 @@ def find_device(text: str) -> Device:
         raise UnknownName(f"'{text}' fits several devices: {', '.join(d.name for d in found)}")
     plain = {_plain(name).replace("nvidia", "").replace("geforce", ""): name for name in NAMED}
     near = difflib.get_close_matches(_plain(text), plain, n=3, cutoff=0.4)
-    raise UnknownName(f"no device is called '{text}'; nearest: {', '.join(plain[n] for n in near) or ', '.join(NAMED)}")
+    known = f"nearest: {', '.join(plain[n] for n in near)}" if near else f"there are {', '.join(NAMED)}"
+    raise UnknownName(f"no device is called '{text}'; {known}")
 
 
 def _plain(name: str) -> str:

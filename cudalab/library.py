@@ -84,10 +84,15 @@ def sum(x, axis: int | None = None):
 
 def _type(x) -> str:
     """Our name of an array's type.  Raises LabError for one that the ladders do not have."""
+    return _name(x.dtype)
+
+
+@functools.cache
+def _name(dtype) -> str:
     names = {DTYPES[name].numpy: name for name in ("f32", "f16", "bf16")}
-    if str(x.dtype) not in names:
-        raise LabError(f"an array of {x.dtype}: these functions take {', '.join(names)}; convert it with astype")
-    return names[str(x.dtype)]
+    if str(dtype) not in names:
+        raise LabError(f"an array of {dtype}: these functions take {', '.join(names)}; convert it with astype")
+    return names[str(dtype)]
 
 
 def _axis(x, axis: int) -> int:
@@ -108,6 +113,8 @@ def _rows(x, axis: int):
     axis = _axis(x, axis)
     if x.size == 0:
         raise LabError(f"an array of shape {x.shape} has no elements")
+    if x.ndim == 2 and axis == 1 and collapses(x.shape, x.strides, x.itemsize):  # the usual case costs a caller no more than it must
+        return x, lambda y: y
     moved = cupy.moveaxis(x, axis, -1)
     shape = moved.shape
     if not collapses(shape, moved.strides, x.itemsize):
@@ -163,12 +170,14 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "argmax":
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
-    if rows.packs(problem, vec) <= LONG_ROW or sm < 90 and rows.fits(problem, vec, 1024):
+    if rows.packs(problem, vec) <= LONG_ROW[name]:
         idea = "registers"
-    elif sm >= 90 and rows.fits(problem, vec, 1024, 16):
-        idea = "cluster"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"
+    elif sm >= 90 and rows.fits(problem, vec, 1024, 16):
+        idea = "cluster"
+    elif rows.fits(problem, vec, 1024):
+        idea = "registers"
     else:
         idea = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")[name]
     step = resolve_step(f"{name}/{idea}")
@@ -176,7 +185,9 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
-LONG_ROW = 4096  # loads: up to here a row is one block's
+# Loads: up to here a row is held by the registers of one block.  Of the longest it takes 1024 threads, which only RMSNorm has few enough
+# registers for to keep two blocks on a multiprocessor (docs/notes/reductions.md).
+LONG_ROW = dict(softmax=2048, layernorm=2048, rmsnorm=4096)
 
 
 def alignment(addresses: Sequence[int], size: int) -> int:
@@ -208,7 +219,7 @@ def _run(name: str, x, arrays: Mapping, tail: tuple[Scalar, ...], variant: str |
 
 
 def enqueue(x, name: str, sizes: tuple[int, ...], dtype: str, variant: str | None, choose, arrays: Mapping) -> None:
-    """Enqueue an op over arrays by name, on x's device, which must be the current one.  choose: problem, op, compute capability -> a step."""
+    """Enqueue an op over arrays by name, on x's device, which must be the current one.  choose: problem, op, capability -> a step."""
     _check_device(x)
     _enqueue(_chosen(x.device.id, name, sizes, dtype, variant, choose), arrays)
 

@@ -8,7 +8,7 @@ the roof); and of the verdict limit, share_of_limit, words, first, counters.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from cudalab import ncu, results, roofline, verdict
+from cudalab import ncu, roofline, verdict
 from cudalab.devices import Device
 from cudalab.emulator.counters import derived
 from cudalab.errors import LabError, OutOfMemory
@@ -101,11 +101,11 @@ def by_counters(point: dict, step: Step, problem: Problem, config: Mapping[str, 
 
 def of_model(model: Model, batch: int, sequence: int, dtype: str, phases: Sequence[str], device: Device,
              known: Mapping[str, Roof]) -> list[dict]:
-    """The kernels of a model's steps.  Raises LabError for a model that the device cannot hold."""
+    """The kernels of a model's steps.  Raises OutOfMemory for a model that the device cannot hold."""
     needed = resident_bytes(model, batch, sequence, dtype)
     if needed > device.memory_bytes:
-        raise LabError(f"{model.name} with {batch} x {sequence} tokens needs {needed / 1e9:.4g} GB as {dtype}, and {device.name} has "
-                       f"{device.memory_bytes / 1e9:.4g} GB: a smaller batch or sequence, a smaller --dtype, or another --device")
+        raise OutOfMemory(f"{model.name} with {batch} x {sequence} tokens needs {needed / 1e9:.4g} GB as {dtype}, and {device.name} has "
+                          f"{device.memory_bytes / 1e9:.4g} GB: a smaller batch or sequence, a smaller --dtype, or another --device")
     points = []
     for phase in phases:
         for kernel in kernels(model, batch, sequence, dtype, phase):

@@ -4,8 +4,6 @@ It never waits for the device, and allocates nothing but its result, what a step
 do not lie as the step reads them.  The first call at a shape compiles, or takes from the cache.
 """
 
-import functools
-
 from cudalab.dtypes import bits, device_dtype, itemsize
 from cudalab.errors import LabError
 from cudalab.expressions import cdiv

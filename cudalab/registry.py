@@ -38,8 +38,8 @@ def resolve_studies(text: str) -> list[Study]:
         raise UnknownName(f"'{text}' is ambiguous: {', '.join(study.name for study in found)}")
     if not found:
         names = dict.fromkeys(n for name in known for n in (name, *name.split("/")))
-        near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or list(known)
-        raise UnknownName(f"no study or part with studies is called '{text}'; nearest: {', '.join(near) or 'none'} ('study' lists all)")
+        near = difflib.get_close_matches(text, names, n=3, cutoff=0.5)
+        raise UnknownName(f"no study or part with studies is called '{text}'{_nearest(near)} ('study' lists all)")
     return found
 
 
@@ -53,8 +53,8 @@ def resolve(text: str) -> Op | Step:
     if found:
         raise UnknownName(f"'{text}' is ambiguous: {', '.join(step.path for step in found)}")
     known = [name for step in steps() for name in _names(step)] + list(ops())
-    near = difflib.get_close_matches(text, dict.fromkeys(known), n=3, cutoff=0.5) or list(ops())
-    raise UnknownName(f"no step or op is called '{text}'; nearest: {', '.join(near)} ('list' shows all)")
+    near = difflib.get_close_matches(text, dict.fromkeys(known), n=3, cutoff=0.5)
+    raise UnknownName(f"no step or op is called '{text}'{_nearest(near)} ('list' shows all)")
 
 
 def resolve_step(text: str) -> Step:
@@ -63,6 +63,10 @@ def resolve_step(text: str) -> Step:
     if isinstance(found, Op):
         raise UnknownName(f"'{text}' is a whole ladder; name one step of it: {', '.join(s.path for s in found.steps[:3])}, …")
     return found
+
+
+def _nearest(names: list[str]) -> str:
+    return f"; nearest: {', '.join(names)}" if names else ""
 
 
 def _names(step: Step) -> list[str]:

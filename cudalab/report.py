@@ -16,7 +16,7 @@ from cudalab.spec import Fill, Launch, Plan
 
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is, or that $COLUMNS says; None for a file or a pipe: there a line is as long as it is."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() or "COLUMNS" in os.environ else None
 
 
 def table(rows: Sequence[Sequence], headers: Sequence[str], left: Sequence[int] = (0,), wrap: int | None = None) -> str:
@@ -108,8 +108,7 @@ def scaled_text(value: float, unit: str) -> str:
 
 
 # how a field of a study is shown, by the end of its name: the first that fits
-STUDY_UNITS = (("_bytes_per_s", lambda v: scaled_text(v, "B/s")), ("_flops_per_s", lambda v: scaled_text(v, "FLOP/s")),
-               ("_flop_per_s", lambda v: scaled_text(v, "FLOP/s")), ("_per_s", lambda v: scaled_text(v, "/s")), ("_bytes", bytes_text),
+STUDY_UNITS = (("_bytes_per_s", lambda v: scaled_text(v, "B/s")), ("flops_per_s", lambda v: scaled_text(v, "FLOP/s")), ("_per_s", lambda v: scaled_text(v, "/s")), ("_bytes", bytes_text),
                ("_cycles", lambda v: f"{v:.1f}"), ("_share", lambda v: f"{v:.1%}"), ("_mhz", lambda v: f"{v:.0f} MHz"),
                ("_w", lambda v: f"{v:.0f} W"), ("_c", lambda v: f"{v:.0f} °C"), ("_s", time_text))
 
@@ -145,8 +144,13 @@ def studied(study, rows: Sequence[Mapping]) -> str:
     """A study's rows as a table, and what follows from them."""
     cells, heads, left = study_table(study.columns, rows)
     sentences = [fold(sentence) for sentence in study.conclusions(rows)]
-    parts = [f"{study.name}: {study.title}; on {rows[0]['device']}", table(cells, heads, left), "\n".join(sentences)]
+    parts = [fold(f"{study.name}: {study.title}; on {rows[0]['device']}"), table(cells, heads, left), "\n".join(sentences)]
     return "\n\n".join(filter(None, parts))
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON takes it: None for NaN and infinity."""
+    return float(value) if math.isfinite(value) else None
 
 
 def ratio_text(value: float | None) -> str:
@@ -242,7 +246,7 @@ def _argument(argument) -> str:
 def static(report: Mapping, prose: bool = False) -> str:
     """The static report as text."""
     shape = " ".join(f"{name}={size}" for name, size in report["shape"].items())
-    lines = [f"{report['op']}/{report['step']}: {report['title']}"]
+    lines = [fold(f"{report['op']}/{report['step']}: {report['title']}")]
     if prose and report["prose"]:
         lines += ["", *_prose(report["prose"])]
     kind = "".join(f", {word}" for word in kind_words(report["dtype"], report["variant"]))

@@ -74,7 +74,7 @@ def _rate(point: Mapping) -> float:
 
 def _label(axes, renderer, points, lines, roofs) -> list[labels.Box]:
     box, to_pixels, to_data = axes.get_window_extent(renderer), axes.transData.transform, axes.transData.inverted().transform
-    (left, right), (x, y) = axes.get_xlim(), lines[0][0]
+    (_, right), (x, y) = axes.get_xlim(), lines[0][0]
     at_roofs = [(x * 1.3, y * 1.3)] + [(right / (right / line[0][0]) ** 0.2, line[0][1]) for line in lines[1:]]
     near = labels.clusters([tuple(to_pixels((p["intensity"], _rate(p)))) for p in points], NEAR)
     anchors = [tuple(to_pixels(at)) for at in at_roofs] + [at for at, _ in near]

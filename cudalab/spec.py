@@ -4,7 +4,6 @@ A step is a pure function from (problem, config) to what a device shall do: `Lau
 A backend runs it; nothing here touches a device.
 """
 
-import itertools
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,11 +206,6 @@ class Op:
                 raise BadShape(f"{tensor.name} of {problem} has {tensor.elements} elements; the kernels index with 32 bits, "
                                f"at most {MAX_ELEMENTS}: take a smaller shape")
         return problem
-
-    def problems(self, purpose: str, dtypes: Sequence[str] = (), variants: Sequence[str | None] = ()) -> list[Problem]:
-        """The op's shapes for a purpose, of each kind named, by default of every kind."""
-        kinds = itertools.product(dtypes or self.dtypes, variants or self.variants)
-        return [self.problem(sizes, *kind) for kind in kinds for sizes in self.shapes[purpose]]
 
     def tensors(self, problem: Problem) -> dict[str, Tensor]:
         """The op's own buffers, inputs first."""

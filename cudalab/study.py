@@ -11,7 +11,6 @@ from cudalab import results
 from cudalab.errors import LabError
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
-KEPT = ("study", "device", "date", "versions", "sm_clock_mhz")  # what every row gains
 
 
 @dataclass(frozen=True, eq=False)

@@ -268,7 +268,7 @@ def sentences(figures: Mapping) -> list[str]:
         paid = figures["until_launch_s"] + figures["launch_s"] + start
         said.append(f"Under CUPTI, whose own cost is in it, the host pays {time_text(paid)} before the GPU starts: "
                     f"{time_text(figures['until_launch_s'])} until the launch is called, {time_text(figures['launch_s'])} in it, and the "
-                    "kernel starts " + (f"{time_text(start)} after it returned." if start >= 0 else f"{time_text(-start)} before it returned."))
+                    f"kernel starts {time_text(abs(start))} {'after' if start >= 0 else 'before'} it returned.")
         said.append(f"The call returned after {time_text(figures['call_s'])}; the GPU " +
                     (f"worked on for {time_text(after)}, beside the host." if after > 0 else "had ended by then."))
     else:

@@ -1,4 +1,4 @@
-"""How long `bench step5` takes from the start of Python to its first launch, beside creating a CUDA context: `python tests/bench_startup.py`.
+"""`python tests/bench_startup.py`: how long `bench step5` takes from Python's start to its first launch, beside creating a CUDA context.
 
 Needs a GPU.  The first of the runs may compile; the best of the others counts.
 """

@@ -48,7 +48,8 @@ from cudalab.spec import shapes
 cupy.cuda.set_allocator(None)  # every buffer an allocation of its own, so that one element too far is outside of it
 gpu = Gpu()
 for step in steps():
-    small = map(step.op.problem, shapes(sys.argv[1], step.op.dims)) if step.op.name == "sgemm" else step.problems("emulate")
+    usual = step.problems("emulate", *zip(*step.kinds()[:1]))
+    small = map(step.op.problem, shapes(sys.argv[1], step.op.dims)) if step.op.name == "sgemm" else usual
     for problem in small:
         if step.runs_on(gpu.device.sm, problem):
             workers = [{}, dict(WORKERS=5)] if "WORKERS" in step.tunables else [{}]  # with so few, some share a tile

@@ -40,7 +40,8 @@ def test_the_tiles_of_large_products(gpu, step, sizes, kind):
         assert verdict, verdict.reason
 
 
-@pytest.mark.parametrize("dtype, turned", [("f32", False), ("tf32", True), ("tf32", False), ("f16", False), ("bf16", True), ("bf16", False)])
+@pytest.mark.parametrize("dtype, turned", [("f32", False), ("tf32", True), ("tf32", False), ("f16", False), ("bf16", True),
+                                           ("bf16", False)])
 @pytest.mark.parametrize("sizes", [(64, 512, 1024), (2056, 1288, 264)])
 def test_matmul(gpu, dtype, turned, sizes):
     """Small integers: exact, whichever way b lies, on a stream of the caller's, into an array of the caller's."""

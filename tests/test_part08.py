@@ -20,7 +20,7 @@ STABLE = [step for name in ("softmax", "rmsnorm", "layernorm", "argmax", "axis")
 INF, NAN = float("inf"), float("nan")
 LIMIT = {"rmsnorm": 1e18, "layernorm": 1e18}  # squares of what is larger overflow f32, in NumPy's float32 too
 SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 3e17, 3e38, -3e38, INF, -INF, NAN)
-once = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+once = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def judge(step, problem, x, place, overrides=types.MappingProxyType({})):
@@ -86,14 +86,14 @@ def test_unshifted_powers_overflow_and_two_moments_cancel():
 
 # -- shapes
 
-SHAPED = ["softmax/registers", "rmsnorm/registers", "layernorm/cluster", "argmax/split", "axis/slabs", "reduce/last_block"]
+SHAPED = ["softmax/registers", "layernorm/cluster", "argmax/split", "axis/slabs", "reduce/last_block"]
 
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_any_shape_is_right(name):
     step = registry.resolve_step(name)
 
-    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.integers(1, 9), st.sampled_from((1, 2, 7, 31, 32, 33, 64, 100, 257, 1000)), st.sampled_from(step.kinds()))
     def right(M, N, kind):
         problem = step.op.problem({"N": M * N} if step.op.dims == ("N",) else dict(M=M, N=N), *kind)
@@ -112,8 +112,8 @@ CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm
             ("layernorm/bulk", 5, 1104, dict(CLUSTER=4, LANES=32, ROWS=3))]
 
 
-@pytest.mark.parametrize("delivery", ("lazy", "eager"))
-@pytest.mark.parametrize("name, M, N, tunables", CLUSTERS)
+@pytest.mark.parametrize("name, M, N, tunables, delivery", [
+    (*case, delivery) for case in CLUSTERS for delivery in (("lazy", "eager") if case[0].endswith("/pipelined") else ("lazy",))])
 def test_clusters_and_pipelines_share_rows_rightly(name, M, N, tunables, delivery):
     step = registry.resolve_step(name)
     problem = step.op.problem(dict(M=M, N=N), "bf16" if N % 8 == 0 else "f32")
@@ -134,7 +134,8 @@ def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
 # -- the same bits every time
 
 @pytest.mark.parametrize("name, sizes, variant", [
-    ("reduce/last_block", dict(N=40000), None), ("reduce/early", dict(N=70000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"), ("axis/split", dict(M=2, N=5000), "sum_last")])
+    ("reduce/last_block", dict(N=40000), None), ("reduce/early", dict(N=70000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"),
+    ("axis/split", dict(M=2, N=5000), "sum_last")])
 def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
     step = registry.resolve_step(name)
@@ -152,8 +153,9 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
 
 # -- rows that stand apart
 
-@pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()), ("rmsnorm/cluster", (f32(1e-6),)),
-                                        ("layernorm/registers", (f32(1e-5),)), ("argmax/keys", None), ("axis/packs", None)])
+@pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()),
+                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)),
+                                        ("argmax/keys", None), ("axis/packs", None)])
 def test_rows_may_stand_apart(name, tail):
     """A view of the left half of a larger array: the kernels take its stride."""
     step = registry.resolve_step(name)
@@ -184,7 +186,7 @@ def test_how_much_moves_at_once_depends_on_where_arrays_lie(addresses, size, tog
 
 # -- the step that the library takes
 
-LENGTHS = (1, 3, 64, 1000, 4096, 16384, 65537, 151936, 262144)
+LENGTHS = (1, 1000, 1024, 16384, 32768, 49152, 65537, 151936, 262143, 262144)
 
 
 @pytest.mark.parametrize("sm", (80, 90))
@@ -192,7 +194,7 @@ LENGTHS = (1, 3, 64, 1000, 4096, 16384, 65537, 151936, 262144)
 @pytest.mark.parametrize("name", ("softmax", "rmsnorm", "layernorm", "argmax", "axis", "reduce"))
 def test_there_is_a_step_for_every_shape_and_alignment(name, dtype, sm):
     op = OPS[name]
-    for variant in op.variants if name == "axis" else (None,):
+    for variant in ("sum_last", "sum_first") if name == "axis" else (None,):
         for M in (1, 7, 5000):
             for N in LENGTHS:
                 problem = op.problem({"N": M * N} if name == "reduce" else dict(M=M, N=N), dtype, variant)

@@ -92,7 +92,7 @@ def test_a_step_is_placed_by_its_ops_work_and_by_what_is_counted(lab):
     assert found["device"] == "NVIDIA GeForce RTX 4060" and {r["name"] for r in found["roofs"]} >= {"fp32", "bf16", "dram_read", "shared"}
     assert point["flops"] == 2 * 4096**3 and point["bytes"] == 3 * 4 * 4096**2 and point["bound"] == "fp32"
     assert point["floor_s"] == pytest.approx(2 * 4096**3 / 15.11e12, rel=0.01) and point["time_s"] is None
-    assert point["limit"] and point["counters"]["flops_f32"] > 0 and "counted at 130x260x162" in point["words"]
+    assert point["limit"] and point["counters"]["flops_f32"] > 0 and "counted at 130x260x66" in point["words"]
     assert "no bank conflicts" not in point["first"], "the step that has none"
 
 

@@ -98,7 +98,7 @@ def test_bench_rows_and_study_rows_share_a_file(tmp_path, row):
 @pytest.mark.parametrize("name, value, text", [
     ("latency_cycles", 33.04, "33.0"), ("bandwidth_bytes_per_s", 4.549e12, "4.549 TB/s"), ("time_s", 2.5e-6, "2.500 µs"),
     ("working_set_bytes", 1 << 20, "1 MiB"), ("roof_share", 0.973, "97.3%"), ("launches", 12000, "12,000"), ("level", "L2", "L2"),
-    ("power_w", 287.4, "287 W"), ("fits", True, "yes"), ("gone", None, "-"), ("fp32_flop_per_s", 66e12, "66 TFLOP/s")])
+    ("power_w", 287.4, "287 W"), ("fits", True, "yes"), ("gone", None, "-"), ("flops_per_s", 66e12, "66 TFLOP/s")])
 def test_cells_show_the_unit_that_a_name_ends_in(name, value, text):
     assert report.study_cell(name, value) == text
 

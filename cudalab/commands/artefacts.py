@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
@@ -44,15 +45,18 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, shown, as_js
         raise LabError(f"{steps[0].path} needs {steps[0].capabilities(plans[0].problem)}, which {' '.join(archs)} is not")
     if shown and len(work) > 1:
         raise LabError(f"--{shown} prints one kernel's code, and this names {len(work)}: name one step, one --shape and one --arch")
-    made = []
-    with opt.progress(work, "compiling") as bar:
-        for step, plan, arch in bar:
-            built = build.build(plan, arch)
-            build.verify(built, plan)
-            made.append((step, plan, arch, built))
     if shown:
-        return click.echo(made[0][3].ptx if shown == "ptx" else made[0][3].sass)
-    found = [_dumped(*one) for one in made]
+        (_, plan, arch), = work
+        built = build.build(plan, arch)
+        return click.echo(built.ptx if shown == "ptx" else built.sass)
+    with ThreadPoolExecutor() as pool:  # the compiler and nvdisasm run beside each other
+        waiting = [pool.submit(_dumped, *one) for one in work]
+        try:
+            with opt.progress(waiting, "compiling") as bar:
+                found = [one.result() for one in bar]
+        except BaseException:  # Ctrl-C too: what has not begun does not begin
+            pool.shutdown(cancel_futures=True)
+            raise
     if as_json:
         return opt.print_json(found)
     lines = [(k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], _from_here(f["folder"]))
@@ -66,7 +70,10 @@ def _from_here(folder: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
-def _dumped(step, plan, arch, built) -> dict:
+def _dumped(step, plan, arch) -> dict:
+    from cudalab import build
+    built = build.build(plan, arch)
+    build.verify(built, plan)
     try:
         _ = built.sass  # written into the folder on first use
     except MissingTool as error:

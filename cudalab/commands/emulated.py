@@ -74,21 +74,24 @@ def bench(work, settings, seed: int, sanitize: bool, target: str, device: str | 
 
 
 def _refuse(error: LabError, step, refused: list, works: int) -> None:
-    """What keeps one step of many from running does not keep the others."""
+    """What keeps one step of many from running does not keep the others; `fail` says it."""
     if works == 1:
         raise error
-    refused.append(error)
-    opt.note(f"{step.path}: {error}")
+    refused.append(str(error) if str(error).startswith(step.path) else f"{step.path}: {error}")
 
 
 def fail(verdicts, refused, works: int) -> None:
-    """Raise for what was wrong, or did not run."""
+    """Raise for what was wrong, or did not run (refused: why, a line each time); what the error's one line leaves out is a note."""
     wrong = [(step, verdict) for step, verdict in verdicts if not verdict]
+    reasons = list(dict.fromkeys(refused))
+    for reason in reasons if wrong or len(reasons) > 1 else ():
+        opt.note(reason)
     if wrong:
         step, verdict = wrong[0]
         raise WrongResult(f"{len(wrong)} of {len(verdicts)} checks failed, the first: {step.path} at {verdict.problem}: {verdict.reason}")
     if refused:
-        raise LabError(f"{len(refused)} of {works} did not run, the first: {refused[0]}")
+        some = len(refused) < works or len(reasons) > 1
+        raise LabError((f"{len(refused)} of {works} did not run, the first: " if some else "") + reasons[0])
 
 
 def differences(pair, texts, settings, arch: str | None, dtypes=(), variants=()) -> dict | None:

@@ -34,7 +34,7 @@ def list_(op, as_json):
     if as_json:
         return opt.print_json(parts)
     for part in parts:
-        click.echo(f"{part['part']}: {part['title']}")
+        click.echo(report.fold(f"{part['part']}: {part['title']}"))
         for o in part["ops"]:
             click.echo("\n" + report.fold(f"{o['op']}: {o['title']}; dimensions {' '.join(o['dims'])}{_kinds(o)}"))
             click.echo(_steps(o["steps"], report))

@@ -107,15 +107,6 @@ def plans(step, texts: tuple[str, ...], settings: Mapping[str, int], dtypes: tup
     return [step.plan(problem, step.config(problem, settings)) for _, problem in found]
 
 
-def problems(op, texts: tuple[str, ...], default) -> list:
-    """The checked problems of --shape, of the op's usual kind, or `default`."""
-    from cudalab import spec
-    found = [op.problem(values) for text in texts for values in spec.shapes(text, op.dims)]
-    if texts and not found:
-        raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(op.dims)} or one number for all")
-    return found or list(default)
-
-
 def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = (), variants: tuple[str, ...] = (), *,
          first: bool = False, every: bool = False) -> list:
     """(step, problem) for each step at the shapes of --shape, by default those that its op has for a purpose and the step takes.

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from cudalab.commands import options as opt
 from cudalab.errors import NoDevice, OutOfMemory
@@ -48,6 +49,10 @@ def roofline(targets, shapes, dtypes, variants, sets, counters, measure, save, c
     from cudalab import plot as plotting
     if shapes and len(targets) != 1:
         raise click.UsageError("--shape has the dimensions of one op: name one step or op")
+    source = click.get_current_context().get_parameter_source
+    given = [f"--{name}" for name in ("batch", "sequence", "phase") if source(name) is ParameterSource.COMMANDLINE]
+    if given and not config:
+        raise click.UsageError(f"{', '.join(given)}: only with --model")
     if picture:
         plotting.require_file(picture)
     place, chosen, arch = _place(backend, device, measure or save)
@@ -155,7 +160,7 @@ def _model(config, batch, sequence, phase, dtypes, device, known) -> list[dict]:
 def run(target, shapes, dtypes, variants, sets, times, seed, as_json):
     """Launch a step on the GPU, on random inputs, and nothing else: for a profiler to look at.
 
-    Example: python cli.py run step5, under 'ncu --kernel-name sgemm'
+    Example: python cli.py run step5, as in 'ncu --kernel-name sgemm python cli.py run step5'
     """
     from cudalab import check, gpu
     settings = opt.assignments(sets)
@@ -174,4 +179,4 @@ def run(target, shapes, dtypes, variants, sets, times, seed, as_json):
     if as_json:
         return opt.print_json(dict(step=step.path, shape=dict(plan.problem), config=dict(plan.config), times=times,
                                    device=place.device.name))
-    click.echo(f"{step.path} at {plan.problem}: ran {times} times on {place.device.name}")
+    click.echo(f"{step.path} at {plan.problem}: ran {times} time{'s' * (times != 1)} on {place.device.name}")

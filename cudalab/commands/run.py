@@ -55,7 +55,7 @@ def report_verdicts(verdicts, as_json: bool) -> None:
     """Print (step, verdict) pairs."""
     from cudalab import report
     found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), dtype=v.problem.dtype, variant=v.problem.variant, inputs=v.kind,
-                  passed=v.passed, error=_finite(v.error), bound=v.bound, reason=v.reason) for s, v in verdicts]
+                  passed=v.passed, error=report.finite(v.error), bound=v.bound, reason=v.reason) for s, v in verdicts]
     if as_json:
         opt.print_json(found)
     elif found:
@@ -200,6 +200,7 @@ def _changes(found, report) -> str:
 def tune(target, shapes, dtypes, variants, sets, sample, seed, as_json):
     """Search a step's legal configurations at a shape, and keep the best where `bench` finds it.
 
+    \b
     Example: python cli.py tune step5 --shape 4096
              python cli.py tune step12 --shape "4096 1000" --sample 200
     """
@@ -249,7 +250,3 @@ def tune(target, shapes, dtypes, variants, sets, sample, seed, as_json):
     wrong = sum(len(f["wrong"]) for f in found)
     if wrong:
         raise WrongResult(f"{wrong} configurations of {step.path} compute something wrong (named above); none of them was kept")
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None

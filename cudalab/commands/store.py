@@ -75,6 +75,8 @@ def merge(file, as_json):
     added, kept = store.merge(file), store.merge_studies(file)
     if as_json:
         return opt.print_json({**added, **{f"{study} on {device}": count for (study, device), count in kept.items()}})
+    if not added and not kept:
+        opt.note(f"{file} holds no rows")
     for device, count in added.items():
         click.echo(f"{device}: {count} new row{'s' * (count != 1)} in {store.root() / store.slug(device)}.jsonl")
     for (study, device), count in kept.items():

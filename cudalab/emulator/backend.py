@@ -97,7 +97,7 @@ class Emulator:
         """
         if not plan.step.runs_on(sm_of(self.target), plan.problem):
             raise BadLaunch(f"{plan.step.path} needs {plan.step.capabilities(plan.problem)}, which {self.target} does not have: "
-                            f"take another --arch")
+                            f"take another --arch, or --device")
         program, symbols = self._compiled(plan)
         kernels = {entry: program.kernel(symbol) for entry, symbol in symbols.items()}
         memory = self._memory(program, plan.tensors, plan.launches, kernels)

@@ -10,7 +10,7 @@ Shared memory.  Thirty-two banks, four bytes wide, word w in bank w mod 32.  A r
 accesses of up to 4 bytes, two half-warps for 8 bytes, four quarter-warps for 16.  Data return at 128 bytes a cycle, so where lanes in
 pairs read the same, half the passes do: if every active lane i reads the address of lane i^1 (or every one that of i^2), a load of 8
 bytes takes one pass and a load of 16 bytes two ("Unexpected shared memory bank conflict", forums.developer.nvidia.com, answer by NVIDIA; on
-an H200 ncu counts 2 wavefronts for lanes so arranged, 4 for eight addresses read in rows).  Lanes that read one word share it; within a pass
+an H200 ncu counts 2 wavefronts for lanes so arranged, 4 for eight addresses read in rows).  Lanes that read one word share it; in a pass
 every further word that lies in a bank takes one wavefront more: wavefronts of a pass = the most distinct words in any bank.  `shared_ideal`
 is one wavefront a pass, and what is beyond it is excess: bank conflicts.  A copy through L1 (cp.async.ca) arrives a 128-byte line at a
 time: every further line that its warp reads takes one wavefront more (so ncu counts on an H200, tests/test_ncu.py).

@@ -14,7 +14,6 @@ import numpy as np
 
 from cudalab.emulator.image import GAP, GLOBAL
 
-WINDOW = 1 << 40
 LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW = 0x7D00_0000_0000, 0x7E00_0000_0000, 0x7F00_0000_0000
 WINDOWS = dict(shared=SHARED_WINDOW, local=LOCAL_WINDOW, param=PARAM_WINDOW)
 RANK_SHIFT = 24  # addresses of shared memory carry the number of the block in its cluster above this bit

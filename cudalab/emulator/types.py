@@ -54,7 +54,6 @@ def _types():
 
 TYPES = {t.name: t for t in _types()}
 INTEGERS = "u16 s16 u32 s32 u64 s64"
-UNSIGNED = {8: "u8", 16: "u16", 32: "u32", 64: "u64"}
 
 
 def register_dtype(name: str) -> np.dtype:

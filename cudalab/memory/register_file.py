@@ -22,7 +22,7 @@ ROUNDS = 2048  # sums stay below 2^24, so that they are exact
 def study(register_tile: Step) -> Study:
     return Study("memory/register_file", "multiply-adds as outer products, by tile shape and order",
                  lambda place, progress: _measure(register_tile, place, progress),
-                 ("tile", "order", "registers", "conflict_share", "fp32_flop_per_s", "flop_per_cycle", "peak_share", "flops"),
+                 ("tile", "order", "registers", "conflict_share", "flops_per_s", "flop_per_cycle", "peak_share", "flops"),
                  _plot, _conclude)
 
 
@@ -46,7 +46,7 @@ def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
             timing = measure.time_plan(place, plan, cold=False, batches=6)
             rate = step.op.flops(problem) / timing.time_s
             rate_per_cycle = rate / (timing.sm_clock_mhz * 1e6) / sms
-            row |= dict(fp32_flop_per_s=rate, flop_per_cycle=rate_per_cycle, peak_share=rate_per_cycle / per_cycle(place.device)[0]["fp32"],
+            row |= dict(flops_per_s=rate, flop_per_cycle=rate_per_cycle, peak_share=rate_per_cycle / per_cycle(place.device)[0]["fp32"],
                         sm_clock_mhz=timing.sm_clock_mhz)
         yield row
 
@@ -80,11 +80,11 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
         least, most = (choose(counted, key=lambda row: row["conflict_share"]) for choose in (min, max))
         sentences.append(f"Of the multiply-adds, {least['conflict_share']:.0%} ({_name(least)}) to {most['conflict_share']:.0%} "
                          f"({_name(most)}) find two of their registers in one bank.")
-    if rows[0].get("fp32_flop_per_s") is None:
+    if rows[0].get("flops_per_s") is None:
         return sentences
-    best, worst = (choose(rows, key=lambda row: row["fp32_flop_per_s"]) for choose in (max, min))
-    sentences.append(f"The same multiply-adds run at {scaled_text(worst['fp32_flop_per_s'], 'FLOP/s')} ({_name(worst)}) to "
-                     f"{scaled_text(best['fp32_flop_per_s'], 'FLOP/s')} ({_name(best)}, {best['peak_share']:.0%} of one a lane and cycle).")
+    best, worst = (choose(rows, key=lambda row: row["flops_per_s"]) for choose in (max, min))
+    sentences.append(f"The same multiply-adds run at {scaled_text(worst['flops_per_s'], 'FLOP/s')} ({_name(worst)}) to "
+                     f"{scaled_text(best['flops_per_s'], 'FLOP/s')} ({_name(best)}, {best['peak_share']:.0%} of one a lane and cycle).")
     if counted:
         off = [row["flop_per_cycle"] * (1 + row["conflict_share"]) / (row["flop_per_cycle"] / row["peak_share"]) for row in counted]
         sentences.append(f"A cycle more for each conflict predicts the rate: measured over predicted lies between {min(off):.2f} and "
@@ -97,12 +97,12 @@ def _name(row: Mapping) -> str:
 
 
 def _plot(axes, rows: Sequence[Mapping]) -> None:
-    timed = rows[0].get("fp32_flop_per_s") is not None
+    timed = rows[0].get("flops_per_s") is not None
     tiles = list(dict.fromkeys(row["tile"] for row in rows))
     width = 0.8 / len(ORDERS)
     for number, order in enumerate(ORDERS):
         mine = {row["tile"]: row for row in rows if row["order"] == order}
-        values = [(mine[tile]["fp32_flop_per_s"] / 1e12 if timed else 100 * (mine[tile]["conflict_share"] or 0)) for tile in tiles]
+        values = [(mine[tile]["flops_per_s"] / 1e12 if timed else 100 * (mine[tile]["conflict_share"] or 0)) for tile in tiles]
         axes.bar([place + (number - 2) * width for place in range(len(tiles))], values, width * 0.92, label=order)
     axes.set_xticks(range(len(tiles)), tiles)
     axes.set_xlabel("sums of a thread")

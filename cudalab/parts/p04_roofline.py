@@ -5,8 +5,8 @@ from cudalab.dtypes import itemsize
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
 from cudalab.memory.bandwidth import IN_BULK, ROW
-from cudalab.parts.p03_memory import bulk
 from cudalab.occupancy import LIMITS
+from cudalab.parts.p03_memory import bulk
 from cudalab.problem import shapes
 from cudalab.roofline import COMPUTE
 from cudalab.roofs import COLUMNS, Target, conclude, measure, plot

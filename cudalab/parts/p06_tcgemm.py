@@ -62,7 +62,7 @@ tcgemm = Op(
     draw=draw_small,
     peers=("cublas", "cublaslt"),
     shapes=dict(
-        emulate=shapes("136x24x528 24x136x80", DIMS),
+        emulate=shapes("72x24x528 136x72x80", DIMS),
         check=shapes("512 264x136x80 1x8x16 8x336x80 336x8x144 2056x1288x1008 4096x64x32 129x264x528 77x1792x1552", DIMS),
         bench=shapes("4096 2048 8192 16384 4096x7168x2048 1024 128x7168x2048 64x4096x7168", DIMS),
     ),
@@ -261,12 +261,13 @@ def share_of_columns(p, c):
 
 
 def split_launch(p, c):
-    return Launch("tcgemm", grid=tiles(p, c) * c.SPLIT, block=128 * (c.CONSUMERS + 1), smem=stages(c) + exchanged(c) + 16 * c.STAGES + 8,
+    return Launch("tcgemm", grid=(cdiv(p.M, c.BM) * c.SPLIT, cdiv(p.N, c.BN)), block=128 * (c.CONSUMERS + 1),
+                  smem=stages(c) + exchanged(c) + 16 * c.STAGES + 8,
                   cluster=(c.SPLIT, 1, 1) if c.SPLIT > 1 else None, args=(map_a(p, c.BM), map_b(p, c.BN), "C", "M", "N", "K"), early=True)
 
 
 @tcgemm.step(12, **HOPPER, BM=lambda p: 64 if p.M <= 64 else 128, SPLIT=lambda p: 2 if p.M <= 64 else 1, BN=share_of_columns,
-             CONSUMERS=lambda p: 1 if p.M <= 64 else 2, BLOCKS=1, STAGES=lambda p, c: min(16, room(c, exchanged(c))), RASTER=8,
+             CONSUMERS=lambda p: 1 if p.M <= 64 else 2, BLOCKS=1, STAGES=lambda p, c: min(16, room(c, exchanged(c))),
              tune=dict(BM=(64, 128), SPLIT=(1, 2, 4), BN=(32, 40, 48, 56, 64, 80, 96, 112, 128), CONSUMERS=(1, 2), BLOCKS=(1, 2)))
 def split_k(p, c):
     check_alignment(p)

@@ -54,7 +54,7 @@ def loads(p, c):
 
 
 @argmax.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=loads, HINT=2,
-             tune=dict(SPLIT=(1, 2, 4, 8, 9, 16, 32, 64, 75, 128, 149, 528), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
+             tune=dict(SPLIT=(1, 2, 4, 8, 16, 32, 64, 75, 128, 149, 512), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
                        HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)

@@ -102,7 +102,7 @@ def stacked(p):
 
 @axis.step(5, WIDE=wide, DEEP=lambda p: 512 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
            tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256, 512),
-                     SLABS=(1, 2, 4, 8, 16, 24, 32, 64, 132, 264, 396, 528), VEC=(1, 2, 4, 8),
+                     SLABS=(1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 132, 264, 396), VEC=(1, 2, 4, 8),
                      LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def slabs(p, c):
     rows.check_width(p, c)

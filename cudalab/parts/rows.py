@@ -170,8 +170,8 @@ def blocks_of_bulk(p, c):
 
 
 def lanes_of_bulk(p, c):
-    """Threads of a block: about eight packs each of its share of a row, 512 at most."""
-    return min(512, 32 * cdiv(share(p, c), 256))
+    """Threads of a block: as few as have eight packs each of its share of a row, 512 at most."""
+    return next((threads for threads in (32, 64, 128, 256, 320) if share(p, c) <= 8 * threads), 512)
 
 
 def blocks_by_room(p, c):
@@ -188,7 +188,7 @@ def bulk_launch(p, c, entry, args):
     """The launch of a bulk step.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
     whole_packs(p, c)
     if room_of_rows(p, c) + 4096 > SHARED_OF_ALL:
-        raise BadShape(f"{c.ROWS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks: take another step")
+        raise BadShape(f"{c.ROWS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks")
     return Launch(entry, grid=cdiv(p.M, c.ROWS) * c.CLUSTER, block=c.LANES, smem=room_of_rows(p, c),
                   cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
 
@@ -208,6 +208,6 @@ TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 32
                       GRID=(128, 132, 256, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
 IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
-TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 512), ROWS=(1, 2, 4))
+TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), ROWS=(1, 2, 4))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))

@@ -12,10 +12,10 @@ import inspect
 
 from cudalab.study import Study
 
-SIDE, DEPTHS = 2048, (256, 1024, 4096, 16384)  # M = N, and K, on a device
-EMULATED_SIDE, EMULATED_DEPTHS = 16, (128, 384)
+SIZES, DEPTHS = (128, 512), (256, 1024, 4096, 16384)  # M and N whose errors are looked at, and K, on a device
+EMULATED_SIZES, EMULATED_DEPTHS = (16, 16), (384,)
+SIDE = 2048  # M = N of what is timed
 BLOCK, LARGEST = 128, 448.0  # K (and N) of one scale; the largest e4m3 number
-SAMPLED = 64  # rows that float64 checks
 BATCHES = 5
 NORMAL, OUTLIERS, WIDE = "normal", "outliers", "wide"
 WAYS = ("f32", "3xtf32", "tf32", "f16", "bf16", "fp8 block", "fp8 promoted", "fp8 fast")
@@ -23,14 +23,14 @@ COLOURS = dict(zip(WAYS, ("#222222", "#2f6ca3", "#6ea6d8", "#4f7d4f", "#9bbf6b",
 LINES = {NORMAL: "-", OUTLIERS: ":"}
 
 
-def draw(distribution: str, side: int, depth: int, rng):
-    """float32 A (side x depth) and B (side x depth, used transposed).
+def draw(distribution: str, sizes: tuple[int, int], depth: int, rng):
+    """float32 A (M x depth) and B (N x depth, used transposed).
 
     normal: N(0, 1).  outliers: one column of A in 128 is a hundred times as large, as activations of language models have it.
     wide: magnitudes spread over the normal numbers' exponential, squared: a few large, most small, everywhere.
     """
     import numpy as np
-    A, B = (rng.standard_normal((side, depth), dtype=np.float32) for _ in range(2))
+    A, B = (rng.standard_normal((size, depth), dtype=np.float32) for size in sizes)
     if distribution == OUTLIERS:
         A[:, rng.choice(depth, depth // 128, replace=False)] *= 100
     if distribution == WIDE:
@@ -74,22 +74,21 @@ def accuracy(place, progress):
     import numpy as np
     from cudalab.emulator import Emulator
     emulated = place.name == "emulator"
-    side, depths = (EMULATED_SIDE, EMULATED_DEPTHS) if emulated else (SIDE, DEPTHS)
+    sizes, depths = (EMULATED_SIZES, EMULATED_DEPTHS) if emulated else (SIZES, DEPTHS)
     # what the instruction keeps of a sum counts here, not only what it is meant to compute
     runner = Emulator(place.target, mma="hardware", device=place.device) if emulated else place
     cases = [(NORMAL, depth) for depth in depths] + [(OUTLIERS, depth) for depth in depths[-1 if emulated else 0:]]
     cases += [] if emulated else [(WIDE, depths[-1])]
     for number, (distribution, depth) in enumerate(cases):
-        A, B = draw(distribution, side, depth, np.random.default_rng(number))
-        rows = slice(0, SAMPLED)
-        reference = A[rows].astype(np.float64) @ B.astype(np.float64).T
+        A, B = draw(distribution, sizes, depth, np.random.default_rng(number))
+        reference = A.astype(np.float64) @ B.astype(np.float64).T
         for at, way in enumerate(WAYS):
             progress(number * len(WAYS) + at, len(cases) * len(WAYS), f"{way}, K {depth}, {distribution}")
-            yield one(runner, way, A, B, reference, rows) | dict(distribution=distribution, K=depth, M=side, N=side) | (
-                {} if emulated or distribution != NORMAL else timed(place, way, side, depth))
+            row = one(runner, way, A, B, reference) | dict(distribution=distribution, M=sizes[0], N=sizes[1], K=depth)
+            yield row if emulated or distribution != NORMAL else row | timed(place, way, depth)
 
 
-def one(runner, way: str, A, B, reference, rows) -> dict:
+def one(runner, way: str, A, B, reference) -> dict:
     """A row of errors: one product, run and compared."""
     import numpy as np
     from cudalab.dtypes import decode, unit
@@ -100,28 +99,27 @@ def one(runner, way: str, A, B, reference, rows) -> dict:
     plan = step.plan(step.op.problem(dict(M=len(A), N=len(B), K=depth), dtype, variant))
     C = runner.run(plan, inputs)["C"]
     tensors = plan.tensors
-    got = decode(C[rows], tensors["C"].dtype)
-    part = inputs | dict(A=inputs["A"][rows]) | (dict(SA=inputs["SA"][:, rows]) if variant == "block" else {})
+    got = decode(C, tensors["C"].dtype)
     kind = dict(p=plan.problem) if "p" in inspect.signature(step.op.reference).parameters else {}
-    meant = step.op.reference(**{n: decode(x, tensors[n].dtype) for n, x in part.items()}, **kind)
+    meant = step.op.reference(**{n: decode(x, tensors[n].dtype) for n, x in inputs.items()}, **kind)
     rounding = unit(tensors["C"].dtype) if tensors["C"].dtype != "f32" else 0.0
     of_sums = np.maximum(abs(got - meant) - rounding * abs(meant), 0.0)
     return dict(way=way, error=float(np.linalg.norm(got - reference) / np.linalg.norm(reference)),
                 error_of_sums=float(np.linalg.norm(of_sums) / np.linalg.norm(meant)))
 
 
-def timed(place, way: str, side: int, depth: int) -> dict:
-    """The time of one way's product, elements rounded and scales found before."""
+def timed(place, way: str, depth: int) -> dict:
+    """The time of one way's product of SIDE x SIDE, elements rounded and scales found before."""
     from cudalab.measure import time_plan
     from cudalab.registry import resolve_step
     import numpy as np
     few = np.zeros((16, 16), np.float32)
     name, dtype, variant, _ = prepared(way, few, few)
     step = resolve_step(name)
-    plan = step.plan(step.op.problem(dict(M=side, N=side, K=depth * (3 if way == "3xtf32" else 1)), dtype, variant))
+    plan = step.plan(step.op.problem(dict(M=SIDE, N=SIDE, K=depth * (3 if way == "3xtf32" else 1)), dtype, variant))
     timing = time_plan(place, plan, batches=BATCHES)
-    return dict(time_s=timing.time_s, time_iqr_s=timing.time_iqr_s, flops_per_s=2 * side * side * depth / timing.time_s,
-                sm_clock_mhz=timing.sm_clock_mhz)
+    return dict(time_s=timing.time_s, time_iqr_s=timing.time_iqr_s, flops_per_s=2 * SIDE * SIDE * depth / timing.time_s,
+                timed_side=SIDE, sm_clock_mhz=timing.sm_clock_mhz)
 
 
 def plot(axes, rows):
@@ -161,7 +159,7 @@ def conclude(rows):
     if "time_s" in at["f32", NORMAL]:
         base = error("f32", field="time_s")
         speeds = (f"{way} {base / error(way, field='time_s'):.3g} times as fast" for way in WAYS[1:])
-        said.append(f"Beside f32 at K = {deepest}: {', '.join(speeds)}.")
+        said.append(f"Beside f32 at {SIDE}x{SIDE}x{deepest}: {', '.join(speeds)}.")
     return said
 
 

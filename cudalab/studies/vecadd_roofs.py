@@ -7,7 +7,7 @@ SIZE = 2**28  # elements of a vector
 
 
 def plans(place):
-    """(what, plan): reads and writes of as many bytes as the vector add moves, by blocks that stay and by a block a tile, then every step."""
+    """(what, plan): reads and writes of as many bytes as a vector add moves, by blocks that stay and by a block a tile, then the steps."""
     from cudalab import registry
     emulated = place.name == "emulator"
     for read, write, columns in (("roof_read/1", "roof_write/1", 4096 * place.device.sms), ("roof_read/3", "roof_write/2", 4096)):

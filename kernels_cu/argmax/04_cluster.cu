@@ -1,7 +1,7 @@
 // Cluster: the blocks that share a row are a cluster, and send their keys through shared memory.
 //
 // Before: keys and counter went through L2, one after the other.
-// Now: each warp writes its key into the first block of the cluster; after one barrier of the cluster that block has them all.
+// Now: each warp sends its key into the first block of the cluster, which waits until all have come; the others end at once.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES takes packs t, t + CLUSTER * LANES, …
 // Limited now by: memory for many rows; for a single one the latency of one load, one barrier and one launch.
 
@@ -15,10 +15,12 @@ constexpr int WARPS = LANES / 32, SLOTS = WARPS * CLUSTER;
 static_assert(LANES % 32 == 0 && LANES <= 1024 && CLUSTER <= 16, "LANES is a number of whole warps, at most 1024; CLUSTER at most 16");
 
 extern "C" __global__ void __launch_bounds__(LANES) argmax(const element* x, long long* index, int M, int N, long long stride_x) {
-    __shared__ unsigned long long slots[SLOTS];
+    __shared__ unsigned long long slots[SLOTS], arrived;
     const int rank = cluster_rank(), row = blockIdx.x / CLUSTER, t = rank * LANES + threadIdx.x;
     x += row * stride_x;
-    cluster_arrive();  // this block runs, so that others may write into its shared memory; they wait for that below
+    if (threadIdx.x == 0 && rank == 0) expect_values(&arrived, sizeof(slots));
+    __syncwarp();              // the mbarrier is ready for the warp that waits at it
+    cluster_arrive_relaxed();  // this block runs, so that others may write into its shared memory; they wait for that below
 
     float best = minus_infinity();
     int place = t * VEC;  // the first of its columns, should all be -infinity
@@ -41,10 +43,9 @@ extern "C" __global__ void __launch_bounds__(LANES) argmax(const element* x, lon
     }
     const unsigned long long own = largest_of_warp(t * VEC < N ? placed(key_of(best), place) : 0);
     cluster_wait();  // every block of the cluster runs
-    if (threadIdx.x % 32 == 0) store_remote(&slots[rank * WARPS + threadIdx.x / 32], 0, own);
-    cluster_arrive();
-    cluster_wait();  // every warp of the row has written its key, and nobody writes after that
+    if (threadIdx.x % 32 == 0) send(&slots[rank * WARPS + threadIdx.x / 32], 0, own, &arrived);
     if (rank > 0 || threadIdx.x >= 32) return;
+    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its key
     const unsigned long long largest = reduce_slots<SLOTS>(slots, LargerKey{});
     if (threadIdx.x == 0) index[row] = place_of(largest);
 }

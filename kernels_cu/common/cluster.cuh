@@ -11,6 +11,10 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // Arrive at the cluster's barrier: all of a warp's lanes together.  What this thread wrote is visible to who waits.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
+// Arrive to say that this block runs and has set up its mbarriers, and no more: unlike the above it does not wait until what this thread
+// wrote is seen by the whole device.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
 // Wait until all threads of the cluster have arrived.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

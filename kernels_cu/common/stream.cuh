@@ -49,6 +49,31 @@ __device__ __forceinline__ Pack<element, Count> zeros() {
     return pack;
 }
 
+// The larger of each two elements; NaN beside a number is ignored.
+__device__ __forceinline__ unsigned larger(unsigned a, unsigned b, bf16) {
+    unsigned c;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+__device__ __forceinline__ unsigned larger(unsigned a, unsigned b, f16) {
+    unsigned c;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+__device__ __forceinline__ unsigned larger(unsigned a, unsigned b, float) {
+    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+}
+
+// The same of packs of 4 bytes or a multiple: two elements of 16 bits by one instruction, without unpacking them.
+template <int Count>
+__device__ __forceinline__ Pack<element, Count> larger(Pack<element, Count> a, Pack<element, Count> b) {
+    static_assert(sizeof(a) % 4 == 0, "whole words");
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(a)) / 4; ++i)
+        reinterpret_cast<unsigned*>(&a)[i] = larger(reinterpret_cast<unsigned*>(&a)[i], reinterpret_cast<unsigned*>(&b)[i], element{});
+    return a;
+}
+
 // To the compiler the packs may be others now: it unpacks them again where they are used next, instead of keeping twice the registers in
 // floats.
 template <int Packs, int Count>

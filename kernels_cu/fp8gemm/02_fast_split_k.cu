@@ -49,9 +49,8 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
     if constexpr (SPLIT > 1) cluster_arrive();
     launch_dependents();
 
-    const int rows = (M + BM - 1) / BM, cols = (N + BN - 1) / BN, slices = (K + BK - 1) / BK;
-    const int tile = blockIdx.x / SPLIT, band = tile / (RASTER * cols), in_band = tile % (RASTER * cols);
-    const int height = min(RASTER, rows - band * RASTER), row = (band * RASTER + in_band % height) * BM, col = in_band / height * BN;
+    // a grid of rows by columns of tiles: nothing is divided before the first load
+    const int row = blockIdx.x / SPLIT * BM, col = blockIdx.y * BN, slices = (K + BK - 1) / BK;
     const int first = slices * split / SPLIT, last = slices * (split + 1) / SPLIT;
 
     if (group == 0) {
@@ -127,7 +126,7 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                     const unsigned slot = slots + (from - (from > piece)) * SLOT;
                     if (from != piece) load_shared(s, slot + ((consumer * QUADS + q) * 128 + thread) * 16);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) sum[i] += s[i];
+                    for (int i = 0; i < 4; ++i) sum[i] = from == 0 ? s[i] : sum[i] + s[i];
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sum[i] *= scale;

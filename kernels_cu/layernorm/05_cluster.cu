@@ -1,8 +1,8 @@
 // Cluster: the blocks of a cluster share a row, and exchange means and deviations through each other's shared memory.
 //
 // Before: a row had to fit one multiprocessor, and the longest that did left it alone with its block.
-// Now: each block keeps a part of the row in registers.  Every warp writes the mean and the squared deviations of its own elements into
-// every block of the cluster; after one barrier of the cluster each warp joins them by Chan's formula, in the same order everywhere.
+// Now: each block keeps a part of the row in registers.  Every warp sends the mean and the squared deviations of its own elements to every
+// block of the cluster; when all have come each warp joins them by Chan's formula, in the same order everywhere.
 // A cluster of CLUSTER blocks owns a row, LANES threads of each; lane t of the row's CLUSTER * LANES holds packs t, t + CLUSTER * LANES, …
 // Limited now by: memory, one read and one write, at any length; a cluster's blocks load, compute and store in step.
 
@@ -24,9 +24,12 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
     layernorm(const element* x, const element* w, const element* b, element* y, int M, int N, long long stride_x, long long stride_y,
               float eps) {
     __shared__ float means[SLOTS], squares[SLOTS];
+    __shared__ unsigned long long arrived;
     const int rank = cluster_rank(), row = blockIdx.x / CLUSTER, t = rank * LANES + threadIdx.x;
     x += row * stride_x, y += row * stride_y;
-    cluster_arrive();  // this block runs, so that others may write into its shared memory; they wait for that below
+    if (threadIdx.x == 0) expect_values(&arrived, 2 * SLOTS * sizeof(float));
+    __syncthreads();           // the mbarrier is ready
+    cluster_arrive_relaxed();  // this block runs, so that others may write into its shared memory; they wait for that below
 
     Pack<element, VEC> held[VECS], weights[VECS], biases[VECS];
 #pragma unroll
@@ -62,11 +65,10 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
     square = reduce_lanes<32>(square, Add{});
     cluster_wait();  // every block of the cluster runs
     if (lane < CLUSTER) {
-        store_remote(&means[slot], lane, mean);
-        store_remote(&squares[slot], lane, square);
+        send(&means[slot], lane, mean, &arrived);
+        send(&squares[slot], lane, square, &arrived);
     }
-    cluster_arrive();
-    cluster_wait();  // every warp of the row has written its moments here; nobody leaves while another may still write to it
+    mbarrier_wait(shared_address(&arrived), 0);  // every warp of the row has sent its moments here; then nobody writes here any more
     sum = square = 0.0f;
 #pragma unroll
     for (int first = 0; first < SLOTS; first += 32) {

@@ -1,8 +1,8 @@
-// Bulk: rows lie in shared memory as they came, brought by the copy engine, so that registers no longer say how many are under way.
+// Bulk: rows lie in shared memory as they came; registers no longer say how many are under way.
 //
 // Before: blocks that stay begin and end their rows in step with few others; blocks that come and go held their rows in registers, room for
 // one or two of them on a multiprocessor, and fetched weights and biases from L2 for every row: three reads there for one of memory.
-// Now: one thread of each block asks for its share of ROWS rows by one copy each; nothing of them is in registers but what a thread works
+// Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.  A
 // weight and a bias are fetched once for ROWS rows, LOADS packs of them at a time.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.
@@ -29,23 +29,24 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
               float eps) {
     extern __shared__ __align__(128) unsigned char room[];
     __shared__ float means[ROWS][SLOTS], squares[ROWS][SLOTS];
-    __shared__ unsigned long long full[ROWS];
+    __shared__ unsigned long long full[ROWS], arrived;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = rank * WARPS + warp;
     const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
     const int first = blockIdx.x / CLUSTER * ROWS, rows = min(ROWS, M - first);
     const Pack<element, VEC>* held = reinterpret_cast<const Pack<element, VEC>*>(room);
-    x += first * stride_x + rank * share * VEC, y += first * stride_y + rank * share * VEC, w += rank * share * VEC, b += rank * share * VEC;
+    x += first * stride_x + rank * share * VEC, y += first * stride_y + rank * share * VEC;
+    w += rank * share * VEC, b += rank * share * VEC;
 
     if (threadIdx.x == 0) {
         for (int row = 0; row < ROWS; ++row) mbarrier_init(shared_address(full + row), 1);
-        fence_mbarrier_init();
+        expect_values(&arrived, rows * 2 * SLOTS * sizeof(float));
         for (int row = 0; row < rows && mine > 0; ++row) {
             mbarrier_expect(shared_address(full + row), mine * 16);
             bulk_load(shared_address(room) + row * share * 16, x + row * stride_x, mine * 16, shared_address(full + row));
         }
     }
     __syncthreads();  // the barriers are ready
-    if constexpr (CLUSTER > 1) cluster_arrive();  // this block runs, so that others may write into it; they wait for that below
+    if constexpr (CLUSTER > 1) cluster_arrive_relaxed();  // this block runs, so that others may write into it; they wait for that below
 
     const float own = max(columns_of(slot, packs, share), 1);
     for (int row = 0; row < rows; ++row) {
@@ -70,16 +71,15 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
         if constexpr (CLUSTER > 1) {
             if (row == 0) cluster_wait();  // every block of the cluster runs
             if (lane < CLUSTER) {
-                store_remote(&means[row][slot], lane, mean);
-                store_remote(&squares[row][slot], lane, square);
+                send(&means[row][slot], lane, mean, &arrived);
+                send(&squares[row][slot], lane, square, &arrived);
             }
         } else {
             if (lane == 0) means[row][slot] = mean, squares[row][slot] = square;
         }
     }
     if constexpr (CLUSTER > 1) {
-        cluster_arrive();
-        cluster_wait();  // every warp of the rows has written its moments here; nobody leaves while another may still write to it
+        mbarrier_wait(shared_address(&arrived), 0);  // every warp of the rows has sent its moments here; then nobody writes here any more
     } else {
         __syncthreads();  // every warp's moments are there before any reads them
     }

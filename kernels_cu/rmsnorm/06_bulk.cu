@@ -1,8 +1,8 @@
-// Bulk: rows lie in shared memory as they came, brought by the copy engine, so that registers no longer say how many are under way.
+// Bulk: rows lie in shared memory as they came; registers no longer say how many are under way.
 //
 // Before: blocks that stay begin and end their rows in step with few others; blocks that come and go held their rows in registers, room for
 // one or two of them on a multiprocessor, and fetched the weights from L2 for every row.
-// Now: one thread of each block asks for its share of ROWS rows by one copy each; nothing of them is in registers but what a thread works
+// Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.  A
 // weight is fetched once for ROWS rows, LOADS packs of them at a time.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
                                                                     long long stride_x, long long stride_y, float eps) {
     extern __shared__ __align__(128) unsigned char room[];
     __shared__ float slots[ROWS][SLOTS];
-    __shared__ unsigned long long full[ROWS];
+    __shared__ unsigned long long full[ROWS], arrived;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
     const int first = blockIdx.x / CLUSTER * ROWS, rows = min(ROWS, M - first);
@@ -31,14 +31,14 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
 
     if (threadIdx.x == 0) {
         for (int row = 0; row < ROWS; ++row) mbarrier_init(shared_address(full + row), 1);
-        fence_mbarrier_init();
+        expect_values(&arrived, rows * SLOTS * sizeof(float));
         for (int row = 0; row < rows && mine > 0; ++row) {
             mbarrier_expect(shared_address(full + row), mine * 16);
             bulk_load(shared_address(room) + row * share * 16, x + row * stride_x, mine * 16, shared_address(full + row));
         }
     }
     __syncthreads();  // the barriers are ready
-    if constexpr (CLUSTER > 1) cluster_arrive();  // this block runs, so that others may write into it; they wait for that below
+    if constexpr (CLUSTER > 1) cluster_arrive_relaxed();  // this block runs, so that others may write into it; they wait for that below
 
     for (int row = 0; row < rows; ++row) {
         if (mine > 0) mbarrier_wait(shared_address(full + row), 0);
@@ -53,14 +53,13 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
         sum = reduce_lanes<32>(sum, Add{});
         if constexpr (CLUSTER > 1) {
             if (row == 0) cluster_wait();  // every block of the cluster runs
-            if (lane < CLUSTER) store_remote(&slots[row][rank * WARPS + warp], lane, sum);
+            if (lane < CLUSTER) send(&slots[row][rank * WARPS + warp], lane, sum, &arrived);
         } else {
             if (lane == 0) slots[row][warp] = sum;
         }
     }
     if constexpr (CLUSTER > 1) {
-        cluster_arrive();
-        cluster_wait();  // every warp of the rows has written its sums here; nobody leaves while another may still write to it
+        mbarrier_wait(shared_address(&arrived), 0);  // every warp of the rows has sent its sums here; then nobody writes here any more
     } else {
         __syncthreads();  // every warp's sums are there before any reads them
     }

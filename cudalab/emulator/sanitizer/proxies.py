@@ -124,8 +124,18 @@ class Proxies:
             else:
                 who = records[pieces.cells] & LANE
             records[pieces.cells] = now << SHIFT | who
+            self._forget(pieces)
+
+    def _forget(self, pieces) -> None:
+        """What began at one of these cells is no longer under way."""
+        if len(self.issued) > len(pieces.cells):  # many small stores
             for cell in pieces.cells.tolist():
                 self.issued.pop((pieces.space, cell), None)
+            return
+        keys = list(self.issued)
+        for number in np.isin([first for _, first in keys], pieces.cells).nonzero()[0]:
+            if keys[number][0] == pieces.space:
+                del self.issued[keys[number]]
 
     def _need_fence(self, pieces, shadow) -> None:
         """Raise where plain writes would meet the async proxy without a proxy fence by their writer, or by who issues."""
