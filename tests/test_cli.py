@@ -94,8 +94,8 @@ def test_show_names_the_buffers_a_step_adds_and_every_launch(lab):
 
 def test_zero_is_a_value_where_it_has_a_meaning(lab):
     small = [word for name, value in STREAM if name != "WORKERS" for word in ("--set", f"{name}={value}")]
-    for words in ("WORKERS=0", "FRINGE=0", "WORKERS=24"):
-        works(lab("show", "step12", "--shape", "257x130x70", *small, "--set", words))
+    for words in (("--set", "WORKERS=0", "--set", "FRINGE=0"), ("--set", "WORKERS=24")):
+        works(lab("show", "step12", "--shape", "257x130x70", *small, *words))
     fails(lab("show", "step12", "--set", "WORKERS=-1"), "WORKERS=-1 is not legal")
     fails(lab("show", "step12", "--set", "RAGGED=0", "--shape", "1000"), "RAGGED=0", "set RAGGED=1")
 
