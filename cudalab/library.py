@@ -62,8 +62,8 @@ def argmax(x, axis: int | None = None):
 
 def sum(x, axis: int | None = None):
     """The sum along an axis, or of the whole array, accumulated in f32, of x's type; the same bits every time."""
-    import cupy
     _type(x)
+    import cupy
     if axis is None:
         flat = cupy.ascontiguousarray(x).reshape(-1)
         total = cupy.empty(1, x.dtype)

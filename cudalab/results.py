@@ -234,8 +234,9 @@ def source_digest(step: Step) -> str:
     import hashlib
     text = step.source.read_bytes()
     digest = hashlib.sha256(includes.code(text))
-    for header in includes.headers(step.source, text)[0].values():
-        digest.update(includes.code(header))
+    found, _ = includes.headers(step.source, text)
+    for path in sorted(found, key=lambda path: path.name):  # wherever they lie
+        digest.update(includes.code(found[path]))
     return digest.hexdigest()[:16]
 
 
