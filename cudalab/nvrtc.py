@@ -133,9 +133,10 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
         return values[0] if values else None
 
     def fetch(size, get) -> bytes:
-        buffer = b" " * call(size, program)
+        length = call(size, program)
+        buffer = bytes(length + 1)  # never of one byte: Python keeps one object for each of those, and NVRTC writes into this one
         call(get, program, buffer)
-        return buffer
+        return buffer[:length]
 
     program = call(nvrtc.nvrtcCreateProgram, text, str(source).encode(), 0, [], [])
     try:

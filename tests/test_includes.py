@@ -20,3 +20,12 @@ def test_a_step_depends_on_its_own_headers_only(tmp_path, monkeypatch):
     assert results.source_digest(step) == digest
     (common / "ptx.cuh").write_text("int changed;")
     assert results.source_digest(step) != digest
+
+
+def test_compiling_leaves_shared_bytes_alone(tmp_path):
+    """Python keeps one object for every string of one byte; an empty log, of one byte, must not be written into it."""
+    from cudalab import nvrtc
+    source = tmp_path / "quiet.cu"
+    source.write_text('extern "C" __global__ void quiet() {}')
+    nvrtc.compile_program(source, source.read_bytes(), ["--gpu-architecture=compute_90"], [])
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))
