@@ -26,7 +26,7 @@ def matmul(a, b, out=None, *, dtype: str | None = None, scales=None, accumulate:
     Raises LabError for what does not fit together, BadShape where rows are no multiple of 16 bytes, which tensor cores' copies need.
     """
     import cupy
-    from cudalab.library import enqueue
+    from cudalab.functions import enqueue
     dtype = _type(a, b, dtype)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise LabError(f"a is {a.shape} and b is {b.shape}: they must be matrices, M x K and K x N")

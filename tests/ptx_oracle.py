@@ -21,6 +21,14 @@ class Within:
 
 
 @dataclass(frozen=True)
+class Differs:
+    """What the emulator gives, which is what PTX says, and what a device may give instead: docs/emulator.md lists where and why."""
+
+    here: object
+    device: object
+
+
+@dataclass(frozen=True)
 class Format:
     """mantissa: its stored bits; shift: unused bits below it; special: what the largest exponent holds beside numbers."""
 

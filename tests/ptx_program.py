@@ -22,7 +22,7 @@ import pytest
 
 from cudalab.emulator import Emulator
 from cudalab.spec import Launch, Pointer
-from ptx_oracle import ANY, NAN, Within, is_nan, value_of
+from ptx_oracle import ANY, NAN, Differs, Within, is_nan, value_of
 
 HEADER = ".version 8.8\n.target {target}\n.address_size 64\n"
 WIDTH = dict(pred=1, b8=1, u8=1, s8=1, b16=2, u16=2, s16=2, f16=2, bf16=2, b32=4, u32=4, s32=4, f32=4, tf32=4, f16x2=4, bf16x2=4,
@@ -34,26 +34,19 @@ UNIFORM = 3  # rows of which all lanes hold the same operands
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel `k`, what it is launched with, and the check of what its buffers hold afterwards.  sm: what it needs of a device.
-
-    held_back: a device leaves the results of lanes that a guard holds back as they were.  Not so for set and testp, which ptxas (CUDA
-    13.0) makes of two instructions and guards one of them only: on a device what those lanes hold is not looked at.
-    """
+    """A kernel `k`, what it is launched with, and the check of what its buffers hold afterwards, there or (True) on a device.  sm: what it
+    needs of a device."""
 
     name: str
     ptx: str
     buffers: tuple[np.ndarray, ...]
-    check: Callable[[list[np.ndarray]], None]
+    check: Callable[[list[np.ndarray], bool], None]
     grid: int = 1
     block: int = 32
     sm: int = 80
-    held_back: bool = True
 
-    def verify(self, run: Callable) -> None:
-        self.check(run(self))
-
-    def verify_on_device(self, run: Callable) -> None:
-        self.check(run(self)) if self.held_back else self.check(run(self), held_back=False)
+    def verify(self, run: Callable, device: bool = False) -> None:
+        self.check(run(self), device)
 
 
 def on_emulator(program: Program) -> list[np.ndarray]:
@@ -89,22 +82,22 @@ def on_both(programs: Iterable[Program]) -> tuple[Callable, Callable]:
         return made
 
     def test_on_emulator():
-        report([(program, failure(program.verify, on_emulator)) for program in table()])
+        report([(program, failure(program, on_emulator, False)) for program in table()])
 
     @pytest.mark.gpu
     def test_on_gpu(gpu):
         within = [program for program in table() if program.sm <= gpu.device.sm]
         if not within:
             pytest.skip(f"all of it needs more than compute capability {gpu.device.sm / 10}")
-        report([(program, failure(program.verify_on_device, on_gpu(gpu))) for program in within])
+        report([(program, failure(program, on_gpu(gpu), True)) for program in within])
 
     return test_on_emulator, test_on_gpu
 
 
-def failure(verify: Callable, run: Callable) -> str | None:
+def failure(program: Program, run: Callable, device: bool) -> str | None:
     """What is wrong with a program, or None."""
     try:
-        verify(run)
+        program.verify(run, device)
     except (Exception, pytest.fail.Exception) as error:  # also what is no wrong result: the rest of the table is still of interest
         return f"{type(error).__name__}: {error}"
     return None
@@ -184,6 +177,8 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
     instruction: has %d (%e, %f; of more than three %d0, %d1, …) for results and %0, %1, … for operands.  operands, results: their
     types.  values: rows of operands' bits.
     oracle: of one row, gives the result, or a tuple of results.
+    held_back: a device leaves the results of lanes that a guard holds back as they were.  Not so for set and testp, which ptxas (CUDA
+    13.0) makes of two instructions and guards one of them only: there a device's lanes that are held back are not looked at.
     """
     kinds, outcomes = operands.split(), results.split()
     count, names = len(values), result_names(len(outcomes))
@@ -212,7 +207,7 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
     ptx = kernel(body, len(kinds) + len(outcomes), declared + registers, target or f"sm_{sm}")
     outputs = [np.zeros(len(ways) * total, f"u{WIDTH[kind]}") for kind in outcomes]
 
-    def check(buffers, held_back=True):
+    def check(buffers, device):
         got = [array.reshape(len(ways), total)[:, :max(count, 1)].tolist() for array in buffers[len(kinds):]]
         known, wrong = {}, []
         for number, (way, fixed, guarded) in enumerate(ways):
@@ -222,8 +217,10 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
                     expected = oracle(*row)
                     known[row] = expected if isinstance(expected, tuple) else (expected,)
                 for kind, expected, actual in zip(outcomes, known[row], got):
+                    if isinstance(expected, Differs):
+                        expected = expected.device if device else expected.here
                     if guarded and at % 2:
-                        if not held_back:
+                        if device and not held_back:
                             continue
                         expected = 0 if kind == "pred" else OLD & (1 << 8 * WIDTH[kind]) - 1
                     if not agrees(expected, actual[number][at], kind):
@@ -231,8 +228,7 @@ def case(instruction: str, operands: str, results: str, values: list[tuple[int, 
         if wrong:
             pytest.fail(f"{len(wrong)} of {instruction}: " + "; ".join(describe(kinds, *w) for w in wrong[:6]), pytrace=False)
 
-    return Program(name or re.sub(r"[^\w.|]+", "-", instruction).strip("-"), ptx, (*columns, *outputs), check, blocks, threads, sm,
-                   held_back)
+    return Program(name or re.sub(r"[^\w.|]+", "-", instruction).strip("-"), ptx, (*columns, *outputs), check, blocks, threads, sm)
 
 
 def _ways(kinds, values, guard):
@@ -266,7 +262,7 @@ def custom(name: str, body: str, buffers: Iterable[np.ndarray], expected: dict[i
     """A program of any body.  expected: what the buffers of these numbers hold afterwards, an array of bits or a check of the buffer."""
     buffers = tuple(np.ascontiguousarray(b) for b in buffers)
 
-    def check(outputs):
+    def check(outputs, device):
         for number, wanted in expected.items():
             if callable(wanted):
                 assert wanted(outputs[number]), f"{name}: buffer {number} holds {outputs[number].tolist()[:64]}"

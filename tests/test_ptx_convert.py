@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ptx_oracle import ANY, FORMATS, NAN, clamp, decode, encode, finish, floats, flushed, integers, number, read, signed, to_signed, write
+from ptx_oracle import (ANY, FORMATS, NAN, Differs, clamp, decode, encode, finish, floats, flushed, integers, number, read, signed, to_signed,
+                        write)
 from ptx_program import WIDTH, case, custom, on_both, rows, several
 from test_ptx_float import near_the_middle
 
@@ -109,8 +110,8 @@ def plain(source, result, mode="rn", *, ftz=False, sat=False, relu=False, satfin
         if x == ("nan",):
             if sat:
                 return 0
-            if mode == "rna":  # an H200 passes the upper bits on, so that a NaN of low bits alone becomes an infinity; PTX says nothing
-                return ANY
+            if mode == "rna":  # an H200 passes the upper bits on, so that a NaN of low bits alone becomes an infinity
+                return Differs(FORMATS[result].nan, ANY)
             return NAN if "f64" in (source, result) or source == "bf16" or result == source else FORMATS[result].nan
         if sat or relu:
             return finish(x, result, mode, sat=sat, relu=relu) if not satfinite else finish(

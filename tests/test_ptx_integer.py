@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from ptx_oracle import ANY, clamp, integers, read, to_signed, write
+from ptx_oracle import ANY, Differs, clamp, integers, read, to_signed, write
 from ptx_program import case, custom, rows, on_both
 
 TYPES = ("u16", "s16", "u32", "s32", "u64", "s64")
@@ -213,14 +213,16 @@ def counts():
 def fields():
     places = [0, 1, 8, 31, 32, 33, 63, 64, 200, 255, 256, 257]
     for n in (32, 64):
-        places = places if n == 32 else [place for place in places if place < 256]  # PTX gives no meaning to more; 32 bits mask it
+        def meant(function, n=n):
+            """PTX takes places of up to 255; of more a device's 32-bit forms, as the emulator, use the low eight bits, 64-bit ones do not."""
+            return lambda *row: Differs(function(*row), ANY) if n == 64 and max(row[-2:]) > 255 else function(*row)
         values = rows(integers(f"u{n}")[::2], places, places, most=500)
         for sign in "us":
             def extract(a, start, length, sign=sign, n=n):
                 start, length = start & 255, length & 255
                 extra = 0 if sign == "u" or length == 0 else a >> min(start + length - 1, n - 1) & 1
                 return sum((a >> start + i & 1 if i < length and start + i < n else extra) << i for i in range(n))
-            yield case(f"bfe.{sign}{n} %d, %0, %1, %2;", f"b{n} u32 u32", f"b{n}", values, extract)
+            yield case(f"bfe.{sign}{n} %d, %0, %1, %2;", f"b{n} u32 u32", f"b{n}", values, meant(extract))
 
         def insert(a, b, start, length, n=n):
             start, length = start & 255, length & 255
@@ -228,7 +230,7 @@ def fields():
                 b = b & ~(1 << start + i) | (a >> i & 1) << start + i
             return b
         values = rows(integers(f"u{n}")[::4], integers(f"u{n}")[1::4], places, places, most=500)
-        yield case(f"bfi.b{n} %d, %0, %1, %2, %3;", f"b{n} b{n} u32 u32", f"b{n}", values, insert)
+        yield case(f"bfi.b{n} %d, %0, %1, %2, %3;", f"b{n} b{n} u32 u32", f"b{n}", values, meant(insert))
     for limit, amount in (("clamp", lambda v: min(v, 32)), ("wrap", lambda v: v & 31)):
         values = rows([0, 1, 5, 16, 31, 32, 33, 40, 255, 0xFFFFFFFF], [0, 1, 5, 16, 31, 32, 33, 40, 255, 0xFFFFFFFF])
 

@@ -24,11 +24,12 @@ RESOURCES = dict(registers="registers a thread", static_smem="static shared B", 
 @opt.sets
 @click.option("--arch", "archs", multiple=True, metavar="TARGET",
               help=f"Compile for this target; may be repeated; 'all' means every target the lab knows.  [default: {opt.DEFAULT_ARCH}]")
+@click.option("--no-sass", is_flag=True, help="Leave the SASS to whoever asks for it: nvdisasm takes most of the time.")
 @click.option("--ptx", "shown", flag_value="ptx", help="Print the PTX.")
 @click.option("--sass", "shown", flag_value="sass", help="Print the SASS, with the source lines.")
 @opt.user_file
 @opt.as_json
-def dump(target, everything, shapes, dtypes, variants, sets, archs, shown, as_json, **own):
+def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, shown, as_json, **own):
     """Compile a step and say where its source, PTX, cubin, SASS and resources lie.
 
     Example: python cli.py dump step5 --arch sm_89 --sass
@@ -50,7 +51,7 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, shown, as_js
         built = build.build(plan, arch)
         return click.echo(built.ptx if shown == "ptx" else built.sass)
     with ThreadPoolExecutor() as pool:  # the compiler and nvdisasm run beside each other
-        waiting = [pool.submit(_dumped, *one) for one in work]
+        waiting = [pool.submit(_dumped, *one, not no_sass) for one in work]
         try:
             with opt.progress(waiting, "compiling") as bar:
                 found = [one.result() for one in bar]
@@ -70,12 +71,12 @@ def _from_here(folder: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
-def _dumped(step, plan, arch) -> dict:
+def _dumped(step, plan, arch, with_sass: bool) -> dict:
     from cudalab import build
     built = build.build(plan, arch)
     build.verify(built, plan)
     try:
-        _ = built.sass  # written into the folder on first use
+        _ = with_sass and built.sass  # written into the folder on first use
     except MissingTool as error:
         opt.note(f"no SASS: {error}")
     return dict(op=step.op.name, step=step.path, shape=dict(plan.problem), target=arch, folder=str(built.folder),
