@@ -225,7 +225,7 @@ class Gpu:
             size = attribute.value.clusterDim
             size.x, size.y, size.z = launch.cluster
             attributes.append(attribute)
-        if launch.early:
+        if launch.early and self.device.sm >= 90:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

@@ -201,4 +201,4 @@ def stream_k(p, c):
         yield Launch("sgemm_align_a", grid=p.M, block=256, args=("A", "edge", A, "C", "N", "K", i32(columns), i32(k)))
     yield Launch("sgemm", grid=workers, block=(c.BM // c.TM) * (c.BN // c.TN) * c.SLICES,
                  smem=shared_bytes(c, c.SLICES, apart=c.SLICES == 1),
-                 args=(A, B, "C", "partial", "flags", "M", "N", i32(k), i32(columns), i32(pitch)))
+                 args=(A, B, "C", "partial", "flags", "M", "N", i32(k), i32(columns), i32(pitch)), early=True)

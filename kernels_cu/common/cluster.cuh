@@ -31,8 +31,17 @@ __device__ __forceinline__ void store_cluster_async(unsigned there, float a, flo
                  ::"r"(there), "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
 }
 
-// The launch behind this one may start as soon as all blocks have said so or ended; it waits itself for what it needs.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// The launch behind this one may start as soon as all blocks have said so or ended; it waits itself for what it needs.  Before sm_90
+// a launch starts when the one before it has ended, so there is nothing to say and nothing to wait for.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // Wait until the launch before this one has ended and what it wrote is visible.
-__device__ __forceinline__ void wait_for_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

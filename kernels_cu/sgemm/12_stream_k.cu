@@ -11,6 +11,7 @@
 // A block owns one BM x BN tile of C after another; inside it is step 11.
 // Limited now by: the register banks. What comes from shared memory is written through the ports that multiply-adds read.
 
+#include "cluster.cuh"
 #include "ptx.cuh"
 
 constexpr int LANES_M = 4, LANES_N = 8;
@@ -99,6 +100,8 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
     bool owed = false;  // this block has left sums and not yet raised its flag
     long long begin = piece(blockIdx.x);
     const long long end = piece(blockIdx.x + 1);
+    launch_dependents();  // the next launch's blocks may take the places of those that end
+    wait_for_launch();    // what is read and written here may be the launch's before this one
     if (begin < end) open_tile(begin, end);
     while (begin < end) {
         int left = last - first;
