@@ -1,7 +1,8 @@
 """How many bytes a second each level gives, by the size of what is read over and over.
 
 All threads sweep an array; while their part of it fits L1 it comes from there, then from L2, then from DRAM.  From sm_90 on also with the
-copy engine, in pieces, past L1; and by slices, each of which many multiprocessors read at about the same time.  On the emulator: requests, sectors and bytes of DRAM of the same sweeps at small sizes.
+copy engine, in pieces, past L1; and by slices, each of which several multiprocessors read at about the same time.  On the emulator:
+requests, sectors and bytes of DRAM of the same sweeps at small sizes.
 """
 
 import math
@@ -133,7 +134,7 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
         l2 = [r for r in _curve(rows, curve) if L2_RANGE[0] <= r["working_set_bytes"] <= L2_RANGE[1]]
         if l2:
             best, worst = (choose(l2, key=lambda r: r["bandwidth_bytes_per_s"]) for choose in (max, min))
-            name = {FROM_L2.name: "L2", IN_SLICES.name: "L2 in slices that several multiprocessors read at a time"}.get(curve, f"L2 {curve}")
+            name = {FROM_L2.name: "L2", IN_SLICES.name: "L2 in slices that several multiprocessors share"}.get(curve, f"L2 {curve}")
             sentences.append(f"{name}, sets of 4 to 40 MB: {_rate(worst)} ({bytes_text(worst['working_set_bytes'])}) to {_rate(best)} "
                              f"({bytes_text(best['working_set_bytes'])}), {best['bytes_per_cycle']:.0f} bytes a cycle and "
                              f"multiprocessor at best.")
