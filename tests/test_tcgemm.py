@@ -49,8 +49,8 @@ def test_a_piece_of_k_may_be_empty(step, kind):
     assert all(check_step(step, problem, Emulator(sanitize=True), overrides=dict(SPLIT=2)))
 
 
-@pytest.mark.parametrize("step, kind, columns", [("tcgemm/12", "f16 nt", 72), ("tcgemm/12", "tf32 nt", 88), ("fp8gemm/2", "fp8_e4m3 fast", 104),
-                                                 ("tcgemm/12", "bf16 nt", 120)])
+@pytest.mark.parametrize("step, kind, columns", [("tcgemm/12", "f16 nt", 72), ("tcgemm/12", "tf32 nt", 88),
+                                                 ("fp8gemm/2", "fp8_e4m3 fast", 104), ("tcgemm/12", "bf16 nt", 120)])
 def test_tiles_of_any_eight_columns(step, kind, columns):
     """Widths that fill the multiprocessors at some N; groups of columns that four lanes turn, and groups left over."""
     step = registry.resolve_step(step)

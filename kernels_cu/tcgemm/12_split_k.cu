@@ -6,6 +6,7 @@
 // K, so that every run gives the same bits; no sum travels through global memory and no block waits for all. The blocks of a
 // cluster meet only before the first of these stores, where each has long made its barriers. The launch ahead may still
 // be ending while this one makes its own: it waits just before its first load.
+// C leaves straight from registers, 16 bytes a lane and whole sectors of memory, for there is no next tile to store it under.
 // A cluster owns one tile of BM x BN; each of CONSUMERS warpgroups multiplies BM / CONSUMERS rows of it, one more loads. The
 // tiles are small: their sums fit without setmaxnreg.
 // Limited now by: memory, where one dimension is small; by the time to start and to end where all are.
