@@ -119,7 +119,7 @@ SWIZZLED = [*((f"tcgemm/{n}", "bf16", "nt") for n in ("03_swizzled", "04_multist
             ("tcgemm/05_fragments_ahead", "tf32", "nt"), ("tcgemm/05_fragments_ahead", "bf16", "nn"),
             ("tcgemm/11_overlapped", "tf32", "nt"), ("tcgemm/11_overlapped", "bf16", "nn"), ("fp8gemm/01_fast", "fp8_e4m3", "fast"),
             ("fp8gemm/03_promoted", "fp8_e4m3", "block")]
-WAVEFRONTS, IDEAL = METRICS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+METRICS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
 CHILD = """
 import json, sys
 from cudalab import registry
