@@ -131,7 +131,8 @@ def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | 
         lines.append("\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *cells)))
     kept = f"results/{results.study_file(study.name, device).relative_to(results.root())}"
     after = _AFTER.replace("results --readme", "results --plot --readme") if study.plot else _AFTER
-    return "\n\n".join([*filter(None, lines), f"`python cli.py study {study.name} --save rows.jsonl && {after}` ([{len(rows)} rows]({kept}))"])
+    lines.append(f"`python cli.py study {study.name} --save rows.jsonl && {after}` ([{len(rows)} rows]({kept}))")
+    return "\n\n".join(filter(None, lines))
 
 
 def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]], kind: tuple[str, str | None]) -> str:

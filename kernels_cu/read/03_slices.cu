@@ -1,4 +1,4 @@
-// Slices: the blocks that run at one time read the same few slices of x, in step, as tiles of a matrix are read by many blocks.
+// Slices: blocks that run at one time read the same few slices of x, as tiles of a matrix are read by many blocks.
 //
 // Before: at one moment every block read a part of its own; each line left L2 once a pass, for one multiprocessor.
 // Now: x is dealt into slices of about ROWS rows, tile by tile like cards, and a block takes every gridDim-th slice of all P passes.
