@@ -59,7 +59,7 @@ def lanes(p, c):
 
 def rows_of_block(p, c):
     """Rows of a block, so that short ones make 128 threads together."""
-    return max(1, 128 // c.LANES)
+    return 128 // c.LANES if c.LANES <= 32 else 1
 
 
 def rows_read_by_block(p, c):
