@@ -182,14 +182,15 @@ class _Bench:
         self.on_host = set(self.inputs) == set(self.op.inputs)  # nothing was drawn
         self.progress = progress or (lambda done, total, what: None)
         gpu.synchronize(plan.step.path)  # a context that an earlier kernel lost is said before anything else fails for it
-        self.hold, self.monitor = Hold(gpu), Monitor(gpu.pci_bus_id)
-        if self.monitor.missing and not _said:
-            say(self.monitor.missing)
-            _said.append(self.monitor.missing)
+        self.hold = Hold(gpu)
         self.tensors = self.op.tensors(plan.problem)
         self._allocate(with_peer)
         self.ours = Arm(plan.step.path, [gpu.prepare(plan, buffers) for buffers in self.sets], len(plan.actions))
         self.before = self._check_ours()
+        self.monitor = Monitor(gpu.pci_bus_id)  # after the first launch: NVML takes a tenth of a second to start
+        if self.monitor.missing and not _said:
+            say(self.monitor.missing)
+            _said.append(self.monitor.missing)
 
     def _allocate(self, with_peer: bool) -> None:
         """The rotating sets: inputs shared by both arms, outputs for each, and one scratch for all sets, as a library's workspace is."""

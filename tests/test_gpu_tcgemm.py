@@ -1,6 +1,14 @@
 """On a device: part 6 where its own shapes do not lead: the tiles of large products, matmul over CuPy arrays, fragments as the emulator has
 them.  Run with `python -m pytest -m gpu`."""
 
+import csv
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -102,3 +110,47 @@ def test_a_launch_that_starts_early_waits_for_what_it_reads(gpu):
                 cupy.cuda.get_current_stream().synchronize()
         return h.view(cupy.uint16).get()
     np.testing.assert_array_equal(chain(False), chain(True))
+
+
+# -- bank conflicts: of what SASS instructions read from and write to shared memory, wavefronts beyond those that the bytes need
+
+UNSWIZZLED = ("tcgemm/02_ldmatrix", "bf16", "nt")
+SWIZZLED = [*((f"tcgemm/{n}", "bf16", "nt") for n in ("03_swizzled", "04_multistage", "05_fragments_ahead", "06_wgmma", "11_overlapped")),
+            ("tcgemm/05_fragments_ahead", "tf32", "nt"), ("tcgemm/05_fragments_ahead", "bf16", "nn"),
+            ("tcgemm/11_overlapped", "tf32", "nt"), ("tcgemm/11_overlapped", "bf16", "nn"), ("fp8gemm/01_fast", "fp8_e4m3", "fast"),
+            ("fp8gemm/03_promoted", "fp8_e4m3", "block")]
+METRICS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+CHILD = """
+import json, sys
+from cudalab import registry
+from cudalab.check import draw, generator
+from cudalab.gpu import Gpu
+gpu = Gpu()
+for name, dtype, variant in json.loads(sys.argv[1]):
+    step = registry.resolve_step(name)
+    problem = step.op.problem(dict(M=512, N=512, K=512), dtype, variant)
+    gpu.run(step.plan(problem), draw(step.op, problem, "integers", generator(0)))
+"""
+
+
+@functools.cache
+def profiled():
+    """(step, dtype, variant) -> shared wavefronts, and how many there would be without conflicts, all in one run of ncu."""
+    cases = [UNSWIZZLED, *SWIZZLED]
+    run = subprocess.run(["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
+                          "--metrics", ",".join(METRICS), "--kernel-name", "regex:^(tc|fp8)gemm$",
+                          sys.executable, "-c", CHILD, json.dumps(cases)],
+                         cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
+    assert lines, run.stdout + run.stderr
+    header, _, *rows = csv.reader(lines)
+    counts = [tuple(float(row[header.index(name)].replace(",", "")) for name in METRICS) for row in rows]
+    return dict(zip(cases, counts, strict=True))
+
+
+@pytest.mark.parametrize("case", [UNSWIZZLED, *SWIZZLED], ids=" ".join)
+def test_swizzled_steps_have_no_bank_conflicts_on_the_device(gpu, case):
+    if not shutil.which("ncu"):
+        pytest.skip("ncu is not installed")
+    wavefronts, ideal = profiled()[case]
+    assert ideal > 0 and (wavefronts > ideal if case == UNSWIZZLED else wavefronts == ideal)

@@ -15,6 +15,7 @@ from cudalab.emulator import Emulator, KernelFault
 from cudalab.emulator.sanitizer import MissingProxyFence, Race
 from cudalab.errors import BadShape, LabError, UnknownName
 from cudalab.parts.p06_tcgemm import tcgemm
+from cudalab.spec import KERNELS
 
 FOUR_TILES = dict(M=264, N=72, K=144)
 
@@ -46,6 +47,24 @@ def test_a_piece_of_k_may_be_empty(step, kind):
     step = registry.resolve_step(step)
     problem = step.op.problem(dict(M=8, N=24, K=16), *kind.split())
     assert all(check_step(step, problem, Emulator(sanitize=True), overrides=dict(SPLIT=2)))
+
+
+@pytest.mark.parametrize("step, kind, columns", [("tcgemm/12", "f16 nt", 72), ("tcgemm/12", "tf32 nt", 88),
+                                                 ("fp8gemm/2", "fp8_e4m3 fast", 104), ("tcgemm/12", "bf16 nt", 120)])
+def test_tiles_of_any_eight_columns(step, kind, columns):
+    """Widths that fill the multiprocessors at some N; groups of columns that four lanes turn, and groups left over."""
+    step = registry.resolve_step(step)
+    problem = step.op.problem(dict(M=72, N=columns + 8, K=144), *kind.split())
+    overrides = dict(BM=64, SPLIT=1, CONSUMERS=1, BN=columns, STAGES=2)
+    assert all(check_step(step, problem, Emulator(sanitize=True), overrides=overrides))
+
+
+def test_the_widths_of_small_products_have_an_instruction():
+    widths = {int(n) for n in re.findall(r"^WGMMA\((\d+),", (KERNELS / "common" / "wgmma.cuh").read_text(), re.MULTILINE)}
+    split_k = registry.resolve_step("tcgemm/12")
+    for M in (64, 128):
+        for N in range(8, 20000, 8):
+            assert split_k.config(tcgemm.problem(dict(M=M, N=N, K=64))).BN in widths
 
 
 @pytest.mark.parametrize("step, kind, conflicts", [

@@ -227,7 +227,7 @@ def persistent(p, c):
 
 def takes_turns(p):
     """Whether tiles are many and K is short: then storing them takes long enough for two consumers to take turns."""
-    return int(p.K * BYTES[p.dtype] <= 4096 and cdiv(p.M, 128) * cdiv(p.N, 256) > MULTIPROCESSORS)
+    return int(p.K <= (8192 if is_fp8(p) else 4096 // BYTES[p.dtype]) and cdiv(p.M, 128) * cdiv(p.N, 256) > MULTIPROCESSORS)
 
 
 def few_tiles(p, c):

@@ -68,7 +68,7 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         __syncwarp();  // the warp goes to the cluster's barrier as one
         if constexpr (SPLIT > 1) cluster_wait();
     } else {
-        const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32;
         const unsigned long long from_a = wgmma_descriptor<LINE>(base + consumer * WM * LINE, 16, 1024);
         const unsigned long long from_b = wgmma_descriptor<LINE>(base + TILE_A, 16, 1024);
         float sums[PARTS][BN / 2];
@@ -118,21 +118,23 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
             if (SPLIT > 1 && piece != split) continue;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
-                const int part = q / (PIECE / 4), at = piece * PIECE + q % (PIECE / 4) * 4;
+                float* const own = &sums[q / (PIECE / 4)][piece * PIECE + q % (PIECE / 4) * 4];
                 float sum[4] = {};
 #pragma unroll
                 for (int from = 0; from < SPLIT; ++from) {
-                    float s[4] = {sums[part][at], sums[part][at + 1], sums[part][at + 2], sums[part][at + 3]};
+                    float s[4] = {own[0], own[1], own[2], own[3]};
                     const unsigned slot = slots + (from - (from > piece)) * SLOT;
                     if (from != piece) load_shared(s, slot + ((consumer * QUADS + q) * 128 + thread) * 16);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sum[i] = from == 0 ? s[i] : sum[i] + s[i];
                 }
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum[i] *= scale;
-                const int m = row + consumer * WM + part * 64 + warp * 16 + lane / 4, n = col + at * 2 + lane % 4 * 2;
-                if (n < N && m < M) store<2>(C + static_cast<size_t>(m) * N + n, sum);
-                if (n < N && m + 8 < M) store<2>(C + static_cast<size_t>(m + 8) * N + n, sum + 2);
+                for (int i = 0; i < 4; ++i) own[i] = scale * sum[i];
+            }
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                const int m = row + consumer * WM + part * 64 + warp * 16;
+                store_rows<PIECE / 4>(C, m, col + 2 * piece * PIECE, M, N, &sums[part][piece * PIECE]);
             }
         }
     }

@@ -6,6 +6,7 @@
 // K, so that every run gives the same bits; no sum travels through global memory and no block waits for all. The blocks of a
 // cluster meet only before the first of these stores, where each has long made its barriers. The launch ahead may still
 // be ending while this one makes its own: it waits just before its first load.
+// C leaves straight from registers, 16 bytes a lane and whole sectors of memory, for there is no next tile to store it under.
 // A cluster owns one tile of BM x BN; each of CONSUMERS warpgroups multiplies BM / CONSUMERS rows of it, one more loads. The
 // tiles are small: their sums fit without setmaxnreg.
 // Limited now by: memory, where one dimension is small; by the time to start and to end where all are.
@@ -81,7 +82,7 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
         __syncwarp();  // the warp goes to the cluster's barrier as one
         if constexpr (SPLIT > 1) cluster_wait();
     } else {
-        const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32;
         const unsigned long long from_a = wgmma_descriptor<LINE>(base + consumer * WM * LINE, 16, 1024);
         const unsigned long long from_b = wgmma_descriptor<LINE>(base + TILE_A, B_LEADING, 1024);
         float sums[PARTS][BN / 2];
@@ -128,20 +129,24 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
         for (int piece = 0; piece < SPLIT; ++piece) {
             if (SPLIT > 1 && piece != split) continue;
 #pragma unroll
-            for (int q = 0; q < QUADS; ++q) {
-                const int part = q / (PIECE / 4), at = piece * PIECE + q % (PIECE / 4) * 4;
+            for (int q = 0; SPLIT > 1 && q < QUADS; ++q) {
+                float* const own = &sums[q / (PIECE / 4)][piece * PIECE + q % (PIECE / 4) * 4];
                 float sum[4] = {};
 #pragma unroll
                 for (int from = 0; from < SPLIT; ++from) {
-                    float s[4] = {sums[part][at], sums[part][at + 1], sums[part][at + 2], sums[part][at + 3]};
+                    float s[4] = {own[0], own[1], own[2], own[3]};
                     const unsigned slot = slots + (from - (from > piece)) * SLOT;
                     if (from != piece) load_shared(s, slot + ((consumer * QUADS + q) * 128 + thread) * 16);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sum[i] = from == 0 ? s[i] : sum[i] + s[i];
                 }
-                const int m = row + consumer * WM + part * 64 + warp * 16 + lane / 4, n = col + at * 2 + lane % 4 * 2;
-                if (n < N && m < M) store<2>(C + static_cast<size_t>(m) * N + n, sum);
-                if (n < N && m + 8 < M) store<2>(C + static_cast<size_t>(m + 8) * N + n, sum + 2);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) own[i] = sum[i];
+            }
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                const int m = row + consumer * WM + part * 64 + warp * 16;
+                store_rows<PIECE / 4>(C, m, col + 2 * piece * PIECE, M, N, &sums[part][piece * PIECE]);
             }
         }
     }
