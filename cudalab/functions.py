@@ -161,7 +161,7 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     from cudalab.parts import rows
     from cudalab.registry import resolve_step
     if name == "reduce":
-        return resolve_step("reduce/last_block"), dict(VEC=vec)
+        return resolve_step("reduce/flags"), dict(VEC=vec)  # `early` gains where sums follow each other, not where a caller takes one
     vec = math.gcd(vec, rows.widest(problem))
     if name == "axis":
         if problem.variant.endswith("_first"):
@@ -170,7 +170,9 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "argmax":
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
-    if rows.packs(problem, vec) <= LONG_ROW[name]:
+    if sm >= 90 and rows.packs(problem, vec) > BULK_ROW and rows.fits_bulk(problem, vec):
+        idea = "bulk"
+    elif rows.packs(problem, vec) <= LONG_ROW[name]:
         idea = "registers"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"
@@ -185,8 +187,9 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
-# Loads: up to here a row is held by the registers of one block.  Of the longest it takes 1024 threads, which only RMSNorm has few enough
-# registers for to keep two blocks on a multiprocessor (docs/notes/reductions.md).
+BULK_ROW = 2048  # loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes
+# Loads: up to here another row is held by the registers of one block.  Of the longest it takes 1024 threads, which only RMSNorm has few
+# enough registers for to keep two blocks on a multiprocessor (docs/notes/reductions.md).
 LONG_ROW = dict(softmax=2048, layernorm=2048, rmsnorm=4096)
 
 

@@ -87,11 +87,9 @@ def fast_split_k(p, c):
     yield with_scales(bf16.split_launch(p, c))
 
 
-# ORDERED: two consumers take turns in starting their products, so that one adds while the other's run
-@fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=128, BN=lambda p: min(128, bf16.columns(128)(p)), STAGES=4, CONSUMERS=2,
-              CLUSTER_M=lambda p, c: 1 if bf16.few_tiles(p, c) else 2, CLUSTER_N=1, RASTER=8, STORES=2, ORDERED=1, WORKERS=MULTIPROCESSORS,
-              zero=("ORDERED",), tune=dict(BM=(128, 256), BN=(64, 128), STAGES=(3, 4, 5), RASTER=(4, 8, 16), STORES=(1, 2), ORDERED=(0, 1),
-                                           WORKERS=(128, 132)) | bf16.SHARED)
+@fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=256, BN=lambda p: min(128, bf16.columns(128)(p)), STAGES=4, CONSUMERS=2,
+              CLUSTER_M=lambda p, c: 1 if bf16.few_tiles(p, c) else 2, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
+              tune=dict(BM=(128, 256), BN=(64, 128), STAGES=(3, 4, 5), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)
-    yield with_scales(shared_launch(p, c, workers(p, c), map_c(p), stages(c) + c.CONSUMERS * c.STORES * 64 * LINE, early=True))
+    yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * (4 * c.BM + 16), early=True))

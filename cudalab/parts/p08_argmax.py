@@ -36,7 +36,7 @@ def block_a_row(p, c):
     yield Launch("argmax", grid=p.M, block=c.THREADS, args=("x", "index", "M", "N", i64(p.N)))
 
 
-@argmax.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2,
+@argmax.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_read_by_block, LOADS=4, HINT=2,
              tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)), zero=("HINT",))
 def keys(p, c):
     rows.check_width(p, c)

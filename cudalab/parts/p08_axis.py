@@ -62,7 +62,12 @@ def block_a_row(p, c):
     yield Launch("axis", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_of_block, LOADS=4, HINT=2, variants=LAST,
+def loads(p, c):
+    """Loads of a thread that are under way together: up to four."""
+    return next(n for n in (1, 2, 4) if n >= min(4, cdiv(rows.packs(p, c.VEC), c.LANES)))
+
+
+@axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_read_by_block, LOADS=loads, HINT=2, variants=LAST,
            tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def packs(p, c):
     rows.check_width(p, c)
@@ -94,13 +99,17 @@ def wide(p):
     return next(threads for threads in (1, 2, 4, 8, 16, 32) if threads >= min(32, rows.packs(p, rows.widest(p))))
 
 
-def stacked(p):
-    """Blocks above each other: as many as a device has room for at once, three a multiprocessor, but that each thread has a few rows."""
-    tiles, deep = cdiv(p.N, wide(p) * rows.widest(p)), 512 // wide(p)
-    return max(1, min(396 // tiles, cdiv(p.M, 4 * deep)))
+def deep(p, c):
+    """Threads above each other: a block has 1024 threads where each gets eight rows, else 512."""
+    return next((threads // c.WIDE for threads in (1024,) if p.M >= 8 * threads // c.WIDE), 512 // c.WIDE)
 
 
-@axis.step(5, WIDE=wide, DEEP=lambda p: 512 // wide(p), SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
+def stacked(p, c):
+    """Blocks above each other: as many as make one a multiprocessor, but that each thread has a few rows."""
+    return max(1, min(132 // cdiv(p.N, c.WIDE * rows.widest(p)), cdiv(p.M, 4 * c.DEEP)))
+
+
+@axis.step(5, WIDE=wide, DEEP=deep, SLABS=stacked, VEC=rows.widest, LOADS=4, HINT=2, variants=FIRST,
            tune=dict(WIDE=(1, 2, 4, 8, 16, 32, 64), DEEP=(4, 8, 16, 32, 64, 128, 256, 512),
                      SLABS=(1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 132, 264, 396), VEC=(1, 2, 4, 8),
                      LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))

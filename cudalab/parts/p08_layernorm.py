@@ -92,3 +92,8 @@ def pipelined(p, c):
 @layernorm.step(7, min_sm=90, **rows.IN_BULK, LOADS=2, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
+
+
+@layernorm.step(8, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 2), GRID=rows.blocks_that_keep, tune=rows.TUNE_KEPT)
+def kept(p, c):
+    yield rows.kept_launch(p, c, "layernorm", arguments(p), 2)

@@ -95,7 +95,7 @@ def widest(p):
 
 
 WIDE = dict(THREADS=256, VEC=widest, LOADS=4, GRID=1056, HINT=2)
-EVEN = WIDE | dict(THREADS=1024, GRID=256)  # powers of 2 divide evenly among powers of 2
+EVEN = WIDE | dict(THREADS=512, GRID=1024)  # powers of 2 divide evenly among powers of 2
 TUNE_WIDE = dict(THREADS=(128, 256, 512, 1024), LOADS=(2, 4, 8, 16), GRID=(0, 128, 132, 256, 264, 512, 528, 1024, 1056), HINT=(0, 1, 2))
 
 
@@ -119,7 +119,7 @@ def atomic(p, c):
     yield Launch("reduce", grid=blocks_of(p, c), block=c.THREADS, args="x total N")
 
 
-@reduce.step(7, **WIDE | dict(THREADS=512), tune=TUNE_WIDE, zero=("GRID", "HINT"))
+@reduce.step(7, **WIDE | dict(THREADS=512, GRID=512), tune=TUNE_WIDE, zero=("GRID", "HINT"))
 def last_block(p, c):
     blocks = blocks_of(p, c)
     yield scratch("partial", (blocks,))

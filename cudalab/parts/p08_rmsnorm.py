@@ -75,6 +75,11 @@ def pipelined(p, c):
     yield Launch("rmsnorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
 
 
-@rmsnorm.step(6, min_sm=90, **rows.IN_BULK, LOADS=2, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
+@rmsnorm.step(6, min_sm=90, **rows.IN_BULK, LOADS=4, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "rmsnorm", arguments(p))
+
+
+@rmsnorm.step(7, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 1), GRID=rows.blocks_that_keep, tune=rows.TUNE_KEPT)
+def kept(p, c):
+    yield rows.kept_launch(p, c, "rmsnorm", arguments(p), 1)

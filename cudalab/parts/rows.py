@@ -16,6 +16,7 @@ SHAPES = dict(
                  "4096x131072 2048x262144 1048576x64 1x151936", DIMS))
 REGISTERS, FEWER = 32, 28  # of a thread, for its part of the row: in blocks of up to 512 threads, and in larger ones
 SHARED_OF_ALL = 227 * 1024  # of a multiprocessor of sm_90
+KEPT_STATIC = 10 * 1024  # of that, for what the groups of a block exchange
 SHARED_BYTES = 96 * 1024  # of a block, for a row: what sm_89 has, less what the reduction needs
 
 
@@ -57,7 +58,12 @@ def lanes(p, c):
 
 
 def rows_of_block(p, c):
-    """Rows of a block, so that short ones make 128 threads together, or more where each has but a few packs: blocks start one a cycle."""
+    """Rows of a block, so that short ones make 128 threads together."""
+    return 128 // c.LANES if c.LANES <= 32 else 1
+
+
+def rows_read_by_block(p, c):
+    """The same where a row leaves one number: up to 512 threads where each has but a few packs, for blocks start one a cycle."""
     threads = 512 // min(4, cdiv(packs(p, c.VEC), c.LANES))
     return max(1, threads // c.LANES) if c.LANES <= 32 else 1
 
@@ -165,8 +171,8 @@ def room(p, c):
 
 
 def blocks_of_bulk(p, c):
-    """Blocks of the cluster: so few that a block's share of a row takes about 40 KiB, or a row of up to 64 KiB has one block."""
-    return next((blocks for blocks in (1, 4) if packs(p, c.VEC) <= (4096 if blocks == 1 else 2500 * blocks)), 8)
+    """Blocks of the cluster: so few that a block's share of a row takes 40 KiB at most, or 16."""
+    return next((blocks for blocks in (1, 2, 4, 8) if packs(p, c.VEC) <= 2500 * blocks), 16)
 
 
 def lanes_of_bulk(p, c):
@@ -184,12 +190,39 @@ def room_of_rows(p, c):
     return c.ROWS * 16 * share(p, c)
 
 
+def fits_bulk(p, vec):
+    """Whether a bulk step takes these rows, where so many elements may move at once."""
+    return vec * itemsize(p.dtype) == 16 and 16 * cdiv(packs(p, vec), 16) + 4096 <= SHARED_OF_ALL
+
+
 def bulk_launch(p, c, entry, args):
     """The launch of a bulk step.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
     whole_packs(p, c)
     if room_of_rows(p, c) + 4096 > SHARED_OF_ALL:
         raise BadShape(f"{c.ROWS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks")
     return Launch(entry, grid=cdiv(p.M, c.ROWS) * c.CLUSTER, block=c.LANES, smem=room_of_rows(p, c),
+                  cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
+
+
+def groups_of(p, c, vectors):
+    """Groups of a block: what shared memory has room for beside the shares of so many vectors, as far as there are threads for them."""
+    return max(1, min((SHARED_OF_ALL - KEPT_STATIC) // (16 * share(p, c)) - vectors, 1024 // c.LANES, 8))
+
+
+def blocks_that_keep(p, c):
+    """Blocks of the launch: one a multiprocessor; clusters of 4 and more find room for 128 of an H200's 132."""
+    return 132 if c.CLUSTER <= 2 else 128
+
+
+def kept_launch(p, c, entry, args, vectors):
+    """The launch of a step that keeps so many vectors.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
+    whole_packs(p, c)
+    if c.GROUPS * c.LANES > 1024:
+        raise BadConfig(f"GROUPS={c.GROUPS} of LANES={c.LANES}: a block has 1024 threads at most")
+    room = (vectors + c.GROUPS) * 16 * share(p, c)
+    if room + KEPT_STATIC > SHARED_OF_ALL:
+        raise BadShape(f"{vectors + c.GROUPS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks")
+    return Launch(entry, grid=clusters(p, c) * c.CLUSTER, block=c.GROUPS * c.LANES, smem=room,
                   cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
 
 
@@ -209,5 +242,9 @@ TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 32
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
 IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
 TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), ROWS=(1, 2, 4))
+# GROUPS: rows of a block that are under way, each with its threads.
+KEPT = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk)
+TUNE_KEPT = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 96, 128, 160, 192, 256, 320, 512), GROUPS=(1, 2, 3, 4, 5, 6, 8, 10),
+                 GRID=(96, 112, 120, 128, 132))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))

@@ -24,6 +24,11 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrive when all that this thread has started to copy (cp.async) has landed.  The barrier's count has a place for it.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Arrive at the barrier of the same address in the block of rank `block` of this cluster.
 __device__ __forceinline__ void mbarrier_arrive_at(unsigned barrier, unsigned block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"

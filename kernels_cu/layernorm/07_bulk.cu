@@ -4,7 +4,10 @@
 // one or two of them on a multiprocessor, and fetched weights and biases from L2 for every row: three reads there for one of memory.
 // Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.  A
-// weight and a bias are fetched once for ROWS rows, LOADS packs of them at a time.
+// weight and a bias are fetched once for ROWS rows, LOADS packs of them at a time.  The moments take one pass over what lies there instead
+// of two: a thread adds how far its elements lie from a pivot, the mean of its first pack, and the squares of that.  Squares from the pivot
+// exceed those from the thread's mean by its n elements times the square of the distance of pivot and mean, while the first pack alone has
+// VEC times that: what is taken off again is at most n / VEC times what stays, so it costs few digits whatever the row looks like.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.
 // Limited now by: memory, one read and one write; for long rows by how soon a cluster finds room in all its blocks' places, and by L2.
 
@@ -49,25 +52,27 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
     if constexpr (CLUSTER > 1) cluster_arrive_relaxed();  // this block runs, so that others may write into it; they wait for that below
 
     const float own = max(columns_of(slot, packs, share), 1);
+    const float count = max((mine - static_cast<int>(threadIdx.x) + LANES - 1) / LANES, 0) * VEC, inverse = 1.0f / fmaxf(count, 1.0f);
     for (int row = 0; row < rows; ++row) {
         if (mine > 0) mbarrier_wait(shared_address(full + row), 0);
-        float sum = 0.0f, square = 0.0f;
-#pragma unroll 2
-        for (int place = threadIdx.x; place < mine; place += LANES) {
-            float e[VEC];
-            unpack(e, held[row * share + place]);
+        const Pack<element, VEC>* own_packs = held + row * share + threadIdx.x;
+        float pivot = 0.0f, sum = 0.0f, square = 0.0f, e[VEC];
+        if (count > 0.0f) unpack(e, own_packs[0]);
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) sum += e[k];
-        }
-        const float mean = reduce_lanes<32>(sum, Add{}) / own;
+        for (int k = 0; k < VEC; ++k) pivot += count > 0.0f ? e[k] * (1.0f / VEC) : 0.0f;
 #pragma unroll 2
-        for (int place = threadIdx.x; place < mine; place += LANES) {
-            float e[VEC];
-            unpack(e, held[row * share + place]);
+        for (int place = 0; place < mine - static_cast<int>(threadIdx.x); place += LANES) {
+            unpack(e, own_packs[place]);
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) square += (e[k] - mean) * (e[k] - mean);
+            for (int k = 0; k < VEC; ++k) {
+                const float distance = e[k] - pivot;
+                sum += distance, square += distance * distance;
+            }
         }
-        square = reduce_lanes<32>(square, Add{});
+        // The thread's own moments, then the warp's.  A square that has overflowed stays infinite.
+        const float above = sum * inverse, mean = reduce_lanes<32>(count * (pivot + above), Add{}) / own, from_mean = pivot + above - mean;
+        square = square < -minus_infinity() ? fmaxf(square - above * sum, 0.0f) : square;
+        square = reduce_lanes<32>(square + count * from_mean * from_mean, Add{});
         if constexpr (CLUSTER > 1) {
             if (row == 0) cluster_wait();  // every block of the cluster runs
             if (lane < CLUSTER) {
@@ -83,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
     } else {
         __syncthreads();  // every warp's moments are there before any reads them
     }
-    float mean[ROWS], factors[ROWS];
+    float shifts[ROWS], factors[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
         if (row >= rows) break;
@@ -92,15 +97,16 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
         for (int from = 0; from < SLOTS; from += 32) {
             if (from + lane < SLOTS) sum += columns_of(from + lane, packs, share) * means[row][from + lane];
         }
-        mean[row] = reduce_lanes<32>(sum, Add{}) / N;
+        const float mean = reduce_lanes<32>(sum, Add{}) / N;
 #pragma unroll
         for (int from = 0; from < SLOTS; from += 32) {
             if (from + lane < SLOTS) {
-                const float distance = means[row][from + lane] - mean[row];
+                const float distance = means[row][from + lane] - mean;
                 square += squares[row][from + lane] + columns_of(from + lane, packs, share) * distance * distance;
             }
         }
         factors[row] = rsqrtf(reduce_lanes<32>(square, Add{}) / N + eps);
+        shifts[row] = -mean * factors[row];
     }
     for (int from = threadIdx.x; from < mine; from += LOADS * LANES) {
         Pack<element, VEC> weights[LOADS], biases[LOADS];
@@ -121,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
                     float e[VEC];
                     unpack(e, held[row * share + place]);
 #pragma unroll
-                    for (int k = 0; k < VEC; ++k) e[k] = (e[k] - mean[row]) * factors[row] * f[k] + g[k];
+                    for (int k = 0; k < VEC; ++k) e[k] = fmaf(fmaf(e[k], factors[row], shifts[row]), f[k], g[k]);
                     write<1>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
                 }
             }

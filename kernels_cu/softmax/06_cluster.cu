@@ -32,12 +32,17 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
         held[v] = n < N ? read<HINT, VEC>(x + n) : lowest<VEC>();
     }
     float largest = minus_infinity(), sum = 0.0f;
+    if constexpr (sizeof(held[0]) % 4 == 0) {  // two at a time, as they lie
+        Pack<element, VEC> tops = held[0];
+        float top[VEC];
 #pragma unroll
-    for (int v = 0; v < VECS; ++v) {
-        float e[VEC];
-        unpack(e, held[v]);
+        for (int v = 1; v < VECS; ++v) tops = larger(tops, held[v]);
+        unpack(top, tops);
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, e[i]);
+        for (int i = 0; i < VEC; ++i) largest = fmaxf(largest, top[i]);
+    } else {
+#pragma unroll
+        for (int v = 0; v < VECS; ++v) largest = fmaxf(largest, to_float(held[v].at[0]));
     }
     largest = reduce_lanes<32>(largest, Larger{});
     forget(held);

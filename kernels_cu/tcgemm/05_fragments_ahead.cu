@@ -1,11 +1,13 @@
 // Fragments ahead: a warp reads the next step's fragments while this one's products run, and blocks share what L2 holds.
 //
 // Before: a warp waited for its ldmatrix before every step of products, and for its neighbours at every slice.
-// Now: two sets of fragments take turns, so that reads and products overlap within a warp; the barrier stands between a
-// slice's last reads and its last products. Blocks are numbered in bands of RASTER rows of tiles, so that those that run
-// together share rows of A and columns of B in L2.
+// Now: a fragment is read anew as soon as its last product has started, into the same registers, a row of products ahead of its
+// next use; a slice's copies are spread over its products; the barrier stands before its last step, when nothing more is read from it.
+// Blocks are numbered in bands of RASTER rows of tiles, so that those that run together share rows of A and columns of B in L2.
+// Each lane stores 16 bytes of C at a time.
 // A block owns a BM x BN tile of C, a warp WM x WN of it; inside it is step 4.
-// Limited now by: mma.sync itself, which on sm_90 cannot keep the tensor cores busy (see step 6).
+// Limited now by: shared memory, which copies write and ldmatrix reads; and mma.sync, which on sm_90 cannot keep the tensor cores
+// busy (see step 6).
 
 #include "mma.cuh"
 #include "output.cuh"
@@ -21,6 +23,7 @@ constexpr int TURNED = 1, B_ROWS = BK, B_LINE = BN * MINE;  // rows of K, BN col
 constexpr int TURNED = 0, B_ROWS = BN, B_LINE = LINE;
 #endif
 constexpr int ROWS_A = THREADS / (LINE / 16), ROWS_B = THREADS / (B_LINE / 16);  // rows that the block copies at once
+constexpr int COPIES_A = BM / ROWS_A, COPIES_B = B_ROWS / ROWS_B, COPIES = COPIES_A + COPIES_B;
 
 static_assert(LINE == 64 || LINE == 128, "LINE: 64 or 128 bytes of K in a slice");
 static_assert(BM % WM == 0 && WM % 16 == 0 && BN % WN == 0 && WN % 16 == 0, "WM, WN: multiples of 16 that divide BM and BN");
@@ -46,92 +49,84 @@ tcgemm(const element* __restrict__ A, const element* __restrict__ B, output* __r
     const int height = min(RASTER, tiles_m - band * RASTER);
     const int block_row = (band * RASTER + in_band % height) * BM, block_col = in_band / height * BN;
 
-    // what this thread copies: one unit of every ROWS_A-th row of A, of every ROWS_B-th row of B
+    // what this thread copies: a unit of every ROWS_A-th row of A, of every ROWS_B-th row of B.  Rows of A and columns of B past the last
+    // are copies of it, and never stored; past the end of K nothing is read and zeros are written
     const int row_a = threadIdx.x / (LINE / 16), unit_a = threadIdx.x % (LINE / 16);
     const int row_b = threadIdx.x / (B_LINE / 16), unit_b = threadIdx.x % (B_LINE / 16);
-    const int pitch_b = TURNED ? N : K;
-    const element* from_a = A + static_cast<size_t>(block_row + row_a) * K + unit_a * UNIT;
-    const element* from_b = B + static_cast<size_t>(TURNED ? row_b : block_col + row_b) * pitch_b + unit_b * UNIT;
-    if (TURNED) from_b += block_col;
+    const element *from_a = A + static_cast<size_t>(block_row) * K, *from_b = TURNED ? B + block_col : B + static_cast<size_t>(block_col) * K;
+    unsigned at_a[COPIES_A], at_b[TURNED ? 1 : COPIES_B];
+#pragma unroll
+    for (int i = 0; i < COPIES_A; ++i) at_a[i] = min(row_a + i * ROWS_A, M - 1 - block_row) * K + unit_a * UNIT;
+    if constexpr (TURNED) at_b[0] = row_b * N + min(unit_b * UNIT, N - UNIT - block_col);
+#pragma unroll
+    for (int i = 0; !TURNED && i < COPIES_B; ++i) at_b[i] = min(row_b + i * ROWS_B, N - 1 - block_col) * K + unit_b * UNIT;
+    const unsigned to_a = base + place<LINE>(row_a, unit_a), to_b = base + TILE_A + place<B_LINE>(row_b, unit_b);
     int k_left = K;
-    const auto copy_slice = [&](unsigned stage) {
-        const bool inside_a = unit_a * UNIT < k_left;
-        const bool inside_b = TURNED ? block_col + unit_b * UNIT < N : unit_b * UNIT < k_left;
-#pragma unroll
-        for (int i = 0; i < BM / ROWS_A; ++i) {
-            const int row = row_a + i * ROWS_A;
-            const bool inside = inside_a && block_row + row < M;
-            const element* const from = inside ? from_a + static_cast<size_t>(i * ROWS_A) * K : A;
-            cp_async<16>(base + stage + place<LINE>(row, unit_a), from, inside);
-        }
-#pragma unroll
-        for (int i = 0; i < B_ROWS / ROWS_B; ++i) {
-            const int row = row_b + i * ROWS_B;
-            const bool inside = inside_b && (TURNED ? row < k_left : block_col + row < N);
-            const element* const from = inside ? from_b + static_cast<size_t>(i * ROWS_B) * pitch_b : B;
-            cp_async<16>(base + stage + TILE_A + place<B_LINE>(row, unit_b), from, inside);
-        }
+    const auto copy = [&](unsigned stage, int i) {  // the i-th of what this thread copies of a slice
+        if (i < COPIES_A) cp_async<16>(to_a + stage + i * ROWS_A * LINE, from_a + at_a[i], unit_a * UNIT < k_left);
+        else if (TURNED) {
+            const int row = (i - COPIES_A) * ROWS_B;
+            cp_async<16>(to_b + stage + row * B_LINE, from_b + at_b[0] + static_cast<size_t>(row) * N, row_b + row < k_left);
+        } else cp_async<16>(to_b + stage + (i - COPIES_A) * ROWS_B * LINE, from_b + at_b[i - COPIES_A], unit_b * UNIT < k_left);
+    };
+    const auto next_slice = [&] {
+        cp_async_commit();
         from_a += BK;
         from_b += TURNED ? static_cast<size_t>(BK) * N : BK;
         k_left -= BK;
     };
-
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) {
-        if (i < slices) copy_slice(i * STAGE);
-        cp_async_commit();
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) copy(stage * STAGE, i);
+        next_slice();
     }
+
     float sums[MI][NJ][4] = {};
-    unsigned a[2][MI][4], b[2][NJ][2];
+    unsigned a[MI][4], b[NJ][2];
     unsigned reading = base, filling = (STAGES - 1) * STAGE;
-    const auto load = [&](int set, int step) {
-#pragma unroll
-        for (int i = 0; i < MI; ++i)
-            ldmatrix<4>(a[set][i], reading + place<LINE>(warp_m + i * 16 + lane % 16, step * 2 + lane / 16));
-#pragma unroll
-        for (int j = 0; j < NJ; j += 2) {
-            unsigned r[4];
-            if constexpr (TURNED)
-                ldmatrix_transposed<4>(r, reading + TILE_A + place<B_LINE>(step * 16 + lane % 16, warp_n / 8 + j + lane / 16));
-            else
-                ldmatrix<4>(r, reading + TILE_A + place<LINE>(warp_n + (j + lane / 16) * 8 + lane % 8, step * 2 + lane / 8 % 2));
-            b[set][j][0] = r[0], b[set][j][1] = r[1], b[set][j + 1][0] = r[2], b[set][j + 1][1] = r[3];
-        }
+    const auto load_a = [&](int i, int step) {
+        ldmatrix<4>(a[i], reading + place<LINE>(warp_m + i * 16 + lane % 16, step * 2 + lane / 16));
+    };
+    const auto load_b = [&](int j, int step) {  // two columns of eight
+        unsigned r[4];
+        if constexpr (TURNED)
+            ldmatrix_transposed<4>(r, reading + TILE_A + place<B_LINE>(step * 16 + lane % 16, warp_n / 8 + j + lane / 16));
+        else
+            ldmatrix<4>(r, reading + TILE_A + place<LINE>(warp_n + (j + lane / 16) * 8 + lane % 8, step * 2 + lane / 8 % 2));
+        b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
     };
     cp_async_wait<STAGES - 2>();
     __syncthreads();  // the first slice has landed for everyone
-    load(0, 0);
+#pragma unroll
+    for (int i = 0; i < MI; ++i) load_a(i, 0);
+#pragma unroll
+    for (int j = 0; j < NJ; j += 2) load_b(j, 0);
     for (int slice = 0; slice < slices; ++slice) {
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             if (step == STEPS - 1) {
+                next_slice();
                 cp_async_wait<STAGES - 2>();
                 __syncthreads();  // the next slice has landed for everyone, and everyone has read this one
                 filling = reading - base;
                 reading = reading == base + (STAGES - 1) * STAGE ? base : reading + STAGE;
             }
-            load((step + 1) % 2, (step + 1) % STEPS);  // past the last slice it reads what is never used
-            if (step == 0) {
-                if (slice + STAGES - 1 < slices) copy_slice(filling);
-                cp_async_commit();
-            }
 #pragma unroll
-            for (int i = 0; i < MI; ++i)
+            for (int i = 0; i < MI; ++i) {
 #pragma unroll
-                for (int n = 0; n < NJ; ++n) {
-                    const int j = i % 2 ? NJ - 1 - n : n;  // to and fro, so that neighbours share a fragment
-                    mma<Operand>(sums[i][j], a[step % 2][i], b[step % 2][j]);
+                for (int j = 0; j < NJ; ++j) {
+                    mma<Operand>(sums[i][j], a[i], b[j]);
+                    const int n = (step * MI + i) * NJ + j, spread = (STEPS - 1) * MI * NJ / COPIES;
+                    if (step < STEPS - 1 && n % spread == spread - 1 && n / spread < COPIES) copy(filling, n / spread);
+                    if (i == MI - 1 && j % 2) load_b(j - 1, (step + 1) % STEPS);  // past the last slice it reads what is never used
                 }
+                load_a(i, (step + 1) % STEPS);
+            }
         }
     }
 
 #pragma unroll
     for (int i = 0; i < MI; ++i)
-#pragma unroll
-        for (int j = 0; j < NJ; ++j)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int m = block_row + warp_m + i * 16 + half * 8 + lane / 4, n = block_col + warp_n + j * 8 + lane % 4 * 2;
-                if (m < M && n < N) store<2>(C + static_cast<size_t>(m) * N + n, &sums[i][j][2 * half]);
-            }
+        store_rows<NJ>(C, block_row + warp_m + i * 16, block_col + warp_n, M, N, &sums[i][0][0]);
 }
