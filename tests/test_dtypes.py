@@ -269,7 +269,7 @@ def test_tuned_configurations_belong_to_a_kind(results_folder):
 
 
 def test_tables_come_by_kind(step, monkeypatch, row):
-    monkeypatch.setattr(parts, "PARTS", (SimpleNamespace(ops=(step.op,)),))
+    monkeypatch.setattr(parts, "PARTS", (SimpleNamespace(__name__="p99_toy", TITLE="a toy", ops=(step.op,)),))
     rows = [row(op="scale", step="scale", shape=dict(M=3, K=40), dtype=dtype, variant=variant, peer=peer, bytes=8_000_000_000, flops=1,
                 roof="dram") for dtype, variant, peer in (("f32", None, "a.py:mine"), ("bf16", "halved", None))]
     text = ladder.tables(rows)
