@@ -7,11 +7,12 @@ def test_a_step_depends_on_its_own_headers_only(tmp_path, monkeypatch):
     step = registry.resolve_step("step12")
     from cudalab import includes
     found, outside = includes.headers(step.source, step.source.read_bytes())
-    assert sorted(path.name for path in found) == ["edges.cuh", "ptx.cuh"] and not outside
+    assert sorted(path.name for path in found) == ["cluster.cuh", "edges.cuh", "ptx.cuh"] and not outside
     digest = results.source_digest(step)
     common = tmp_path / "common"
     common.mkdir()
-    (common / "ptx.cuh").write_bytes((includes.COMMON / "ptx.cuh").read_bytes())
+    for name in ("cluster.cuh", "ptx.cuh"):
+        (common / name).write_bytes((includes.COMMON / name).read_bytes())
     monkeypatch.setattr(includes, "COMMON", common)
     assert results.source_digest(step) == digest
     (common / "mma.cuh").write_text("// another step's")
