@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cudalab import parts, report
+from cudalab import parts, report, results
 from cudalab.errors import BadResults
 from cudalab.problem import kind_words
 from cudalab.results import slug
@@ -15,7 +15,6 @@ from cudalab.spec import Op
 from cudalab.study import Study
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-LONG_TABLE = 12  # rows of a study; what is longer is folded
 EMPTY = types.MappingProxyType({})
 LARGE_FLOPS = 1e10  # from here on a shape counts as large in the geometric mean
 
@@ -83,12 +82,15 @@ def tables(rows: Sequence[Mapping], pictures: Path | None = None, studies: Mappi
     """
     sections = []
     for part in parts.PARTS:
+        before = len(sections)
         for op in part.ops:
             for device in dict.fromkeys(row["device"] for row in rows if row["op"] == op.name):
                 for kind in kinds(op, device, rows):
                     sections += _of_op(op, device, rows, pictures, kind)
         for study in getattr(part, "studies", ()):
             sections += [_study(study, device, found, pictures) for (name, device), found in studies.items() if name == study.name]
+        if len(sections) > before:
+            sections.insert(before, f"### {part.__name__.rpartition('_')[2]}: {part.TITLE}")
     return "\n\n".join(sections)
 
 
@@ -116,18 +118,21 @@ def _said(kind: tuple[str, str | None]) -> str:
 
 
 def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | None) -> str:
-    """A study's picture, sentences and table (folded where it is long), above its command."""
+    """A study's picture and what follows from its rows, else their table, above its command; and the file that holds the rows."""
     lines = [f"`{study.name}` on {device}: {study.title}."]
     drawn = f"{study.file_stem}-{slug(device)}.svg"
     if pictures and (pictures / drawn).exists():
         lines.append(f"![{study.name} on {device}]({pictures.name}/{drawn})")
-    lines += study.conclusions(rows)
-    cells, heads, left = report.study_table(study.columns, rows)
-    rule = ["---" if i in left else "---:" for i in range(len(heads))]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *cells))
-    lines.append(table if len(rows) <= LONG_TABLE else f"<details><summary>the {len(rows)} rows</summary>\n\n{table}\n\n</details>")
+    said = study.conclusions(rows)
+    lines.append(" ".join(said) if len(said) <= 3 else "\n".join(f"- {sentence}" for sentence in said))
+    if not (said and study.plot):
+        cells, heads, left = report.study_table(study.columns, rows)
+        rule = ["---" if i in left else "---:" for i in range(len(heads))]
+        lines.append("\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *cells)))
+    kept = f"results/{results.study_file(study.name, device).relative_to(results.root())}"
     after = _AFTER.replace("results --readme", "results --plot --readme") if study.plot else _AFTER
-    return "\n\n".join([*lines, f"`python cli.py study {study.name} --save rows.jsonl && {after}`"])
+    lines.append(f"`python cli.py study {study.name} --save rows.jsonl && {after}` ([{len(rows)} rows]({kept}))")
+    return "\n\n".join(filter(None, lines))
 
 
 def _ladder(op: Op, device: str, ladder: Mapping[str, Mapping[str, Mapping]], kind: tuple[str, str | None]) -> str:
@@ -155,7 +160,9 @@ def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind: tupl
     head = f"`{op.name}` on {device}{_said(kind)}, the fastest step at each shape ({'×'.join(op.dims)}):"
     table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *peer, *(f"× {peer}" for peer in peers)), text=2)
     said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in peers)))
-    return f"{head}\n\n{table}{said}\n\n`python cli.py bench {op.name} --all-shapes{_options(op, kind)} --save rows.jsonl && {_AFTER}`"
+    beside = "".join(f" --peer {peer}" for peer in peers) if set(peers) - set(op.peers) else ""
+    command = f"python cli.py bench {op.name} --all-shapes{_options(op, kind)}{beside} --save rows.jsonl"
+    return f"{head}\n\n{table}{said}\n\n`{command} && {_AFTER}`"
 
 
 _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"

@@ -16,7 +16,7 @@ from pathlib import Path
 from cudalab.errors import LabError, MissingTool
 from cudalab.installed import program
 from cudalab.spec import KERNELS, Plan
-from cudalab.verdict import STALLS, UNITS
+from cudalab.verdict import NOT_WAITING, STALLS, UNITS
 
 _ELAPSED, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
 # our name -> ncu's; of several the largest counts
@@ -33,7 +33,7 @@ METRICS: dict[str, tuple[str, ...]] = dict(
     shared_conflicts=("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
     local_load_bytes=("l1tex__t_bytes_pipe_lsu_mem_local_op_ld.sum",), local_store_bytes=("l1tex__t_bytes_pipe_lsu_mem_local_op_st.sum",),
     coalesced=("smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",), instructions=("sm__inst_executed.sum",),
-    **{f"stall_{reason}": (f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio",) for reason in (*STALLS, "selected")})
+    **{f"stall_{reason}": (f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio",) for reason in (*STALLS, *NOT_WAITING)})
 SHARES = (*UNITS, "warps", "coalesced")  # per cent with ncu
 SCALES = dict(nsecond=1e-9, usecond=1e-6, msecond=1e-3, second=1.0, ns=1e-9, us=1e-6, ms=1e-3, s=1.0)
 DENIED = ("the driver lets only administrators read hardware counters: run as root, or load the driver with "

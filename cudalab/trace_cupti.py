@@ -6,6 +6,7 @@ CUPTI serves one tool in a process at a time.  CUPTI documentation, "CUPTI Activ
 import contextlib
 import ctypes
 import importlib.util
+import re
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from cudalab.trace import Event
 BUFFER = 8 * 2**20  # bytes that CUPTI fills before it hands them over
 FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: records that are not complete, too
 DEEPEST = 128  # frames of a stack
+VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernelExC_v11060: CUPTI says since when a function is what it is
 NAMES = 3  # functions that are shown of one library
 _sink: list["Recording"] = []  # where completed buffers go; CUPTI's callbacks are the process's, so there is one
 _registered: list[bool] = []
@@ -152,7 +154,7 @@ def event_of(cupti, record) -> Event | None:
     kinds, kind = cupti.ActivityKind, record.kind
     if kind in (kinds.RUNTIME, kinds.DRIVER):
         domain = cupti.CallbackDomain.DRIVER_API if kind == kinds.DRIVER else cupti.CallbackDomain.RUNTIME_API
-        name = cupti.get_callback_name(domain, record.cbid)
+        name = VERSION.sub("", cupti.get_callback_name(domain, record.cbid))
         return _event("driver" if kind == kinds.DRIVER else "runtime", name, record, record.thread_id)
     if kind in (kinds.CONCURRENT_KERNEL, kinds.KERNEL):
         details = dict(grid=[record.grid_x, record.grid_y, record.grid_z], block=[record.block_x, record.block_y, record.block_z],

@@ -14,6 +14,7 @@ WASTE = 1.3  # times the compulsory bytes
 CONFLICTS = 0.1  # of the wavefronts of shared memory
 COALESCED = 0.6  # of the bytes of the sectors that loads ask for
 FEW_WARPS = 0.35  # of the warps a multiprocessor holds
+ALMOST_ALL = 0.9  # of the instructions issued, that one pipe gets: then it is the limit, not the others beside it
 
 UNITS = dict(dram="DRAM", l2="L2", l1="L1 and shared memory", fma="the FP32 pipe", fp64="the FP64 pipe", tensor="the tensor cores",
              alu="the integer pipe", xu="the special-function pipe", lsu="the load-store pipe", issue="the issue of instructions")
@@ -21,7 +22,7 @@ _PIPE = "it is at the roof of its arithmetic: do less of it, or on a faster unit
 _FIRST = dict(
     dram="fewer bytes: a smaller type, fusion with the kernel before or behind",
     l2="larger tiles, or tiles shared by a cluster, so that L2 is asked less often",
-    l1="more arithmetic on each byte of shared memory: a larger register tile, wider reads", fma=_PIPE, fp64=_PIPE, tensor=_PIPE,
+    l1="more arithmetic on each byte of L1 and shared memory: a larger register tile, wider reads", fma=_PIPE, fp64=_PIPE, tensor=_PIPE,
     alu="fewer index calculations: strength-reduce, unroll, hoist", xu="fewer or cheaper exponentials, roots and divisions",
     lsu="wider loads and stores, so that fewer instructions move the same bytes",
     issue="fewer instructions: wider loads, unrolling, work moved to the copy engines and tensor cores")
@@ -41,7 +42,8 @@ STALLS = dict(
     imc_miss=("waiting for constants", "constants in registers or shared memory"),
     drain=("stores that drain at the end", "fewer bytes to store, or stores spread over the kernel"),
     sleeping=("sleeping", "shorter sleeps"), tex_throttle=("a full texture queue", "fewer texture loads"),
-    not_selected=("other warps that were chosen", "nothing: warps are plenty"), misc=("reasons without a name", "look at the SASS"))
+    misc=("reasons without a name", "look at the SASS"))
+NOT_WAITING = "selected", "not_selected"  # reasons of ncu's for a warp that issues, and for one that could have
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,11 @@ def of_counters(counters: Mapping[str, float | None]) -> Verdict:
         return default if value is None else value
 
     busiest = max(UNITS, key=known)
-    share = known(busiest)
-    near = f"{UNITS[busiest]} {share:.0%} busy"
+    share, more = known(busiest), ""
+    pipe = max(("fma", "fp64", "alu", "xu"), key=known)
+    if busiest == "issue" and known(pipe) > max(BOUND, ALMOST_ALL * share):
+        busiest, more, share = pipe, f" with {known(pipe) / share:.0%} of all instructions", known(pipe)
+    near = f"{UNITS[busiest]} {share:.0%} busy{more}"
     if known("local_bytes") > 0.1 * known("l1_bytes", 1.0) > 0:
         spilled = known("local_bytes") / known("l1_bytes")
         return Verdict("spills", share, f"{spilled:.0%} of the bytes through L1 are spilled registers; {near}",
@@ -85,7 +90,7 @@ def of_counters(counters: Mapping[str, float | None]) -> Verdict:
 
 def _bound(unit: str, share: float, near: str, known) -> Verdict:
     first = _FIRST[unit]
-    if unit in ("dram", "l2", "lsu") and known("coalesced", 1.0) < COALESCED:
+    if unit in ("dram", "l2", "l1", "lsu") and known("coalesced", 1.0) < COALESCED:
         near += f", {known('coalesced'):.0%} of what loads fetch is used"
         first = "neighbouring threads at neighbouring addresses: sectors are fetched and not used"
     elif unit == "dram" and known("dram_bytes") > WASTE * known("compulsory_bytes", float("inf")):
@@ -100,7 +105,7 @@ def _bound(unit: str, share: float, near: str, known) -> Verdict:
 
 def _latency(share: float, near: str, counters: Mapping, known) -> Verdict:
     stalls = {name.removeprefix("stall_"): value for name, value in counters.items() if name.startswith("stall_") and value}
-    stalls.pop("selected", None)
+    stalls = {reason: value for reason, value in stalls.items() if reason not in NOT_WAITING}
     if not stalls:
         return Verdict("latency", share, f"no unit is busy: {near}", "more independent work a thread, more warps")
     reason = max(stalls, key=stalls.get)

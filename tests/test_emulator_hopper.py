@@ -165,6 +165,29 @@ def test_bulk_copies_there_and_back(delivery):
     assert (out == source + 1).all()
 
 
+@BOTH
+def test_a_stage_is_used_again_behind_its_barrier(delivery):
+    """What one lane's copies read and wrote is passed on to its warp by the mbarrier alone: no race with what the others do after it."""
+    source = RNG.integers(0, 1 << 30, 96).astype("u4")
+    _, out = run("""
+    __shared__ __align__(128) u32 tile[32]; __shared__ u64 b;
+    if (t == 0) { init(&b, 1); fence_init(); expect(&b, 128); bulk_load(tile, in, 128, &b); }
+    __syncthreads();
+    for (int n = 0; n < 3; ++n) {
+        wait(&b, n & 1);
+        tile[t] += 1;
+        fence_async();
+        __syncthreads();
+        if (t == 0) {
+            bulk_store(out + 32 * n, tile, 128);
+            bulk_commit(); bulk_wait_read<0>();
+            if (n < 2) { expect(&b, 128); bulk_load(tile, in + 32 * (n + 1), 128, &b); }
+        }
+    }
+    if (t == 0) bulk_wait<0>();""", 1, 32, source, words(96), parameters="const u32* in, u32* out", delivery=delivery)
+    assert (out == source + 1).all()
+
+
 def test_lazy_copies_show_who_does_not_wait():
     """What is read before the wait is old, what is overwritten before it has been read is new: lazily, which eagerly nobody sees."""
     source = np.arange(64, dtype="u4")

@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command import fails, works
@@ -39,7 +40,7 @@ class Calls(enum.IntEnum):
     cuLaunchKernel, cuMemAlloc, cudaLaunchKernel_v7000, cuGraphLaunch = 1, 2, 3, 4
 
 
-NAMES = {1: "cuLaunchKernel", 2: "cudaEventRecord", 3: "cudaLaunchKernel", 4: "cuGraphLaunch"}
+NAMES = {1: "cuLaunchKernel", 2: "cudaEventRecord", 3: "cudaLaunchKernel_v7000", 4: "cuGraphLaunch"}
 
 
 def record(kind, start, end, correlation=0, **more):
@@ -198,6 +199,23 @@ def test_the_file_is_valid_and_nested(events, tmp_path):
     assert one["args"]["registers"] == 122 and one["dur"] == 28.0
     assert list(tmp_path.rglob(".*")) == []
     assert valid(trace.chrome([], {})) == 0
+
+
+def test_a_matmul_of_an_h200_is_read_as_it_was():
+    """What CUPTI recorded there of one cupy.matmul, the wait for it, and a graph of twenty."""
+    found = [Event(**one) for one in json.loads((Path(__file__).parent / "recorded/cupti_h200.json").read_text())]
+    valid(trace.chrome(found, {}))
+    call, graph = (next(e for e in found if e.details.get("part") == part) for part in ("call", "graph"))
+    first, *_, last = rows = trace.lines(trace.inside(found, call))
+    assert (first["name"], first["depth"], last["kind"], last["grid"], last["registers"]) == (
+        "cupy.matmul(A, B, out=C)", 0, "kernel", "8x16 = 128", 224)
+    assert [row["name"] for row in rows if row["depth"] == 1 and row["time_s"] > 2e-6] == ["cudaLaunchKernelExC"]
+    assert first["own_s"] == pytest.approx(first["time_s"] - sum(row["time_s"] for row in rows if row["depth"] == 1))
+    figures = trace.summary(found, call)
+    assert figures["until_launch_s"] + figures["launch_s"] + figures["until_start_s"] == pytest.approx(last["start_s"])
+    assert 0 < figures["until_start_s"] < 5e-6 and 50e-6 < figures["kernel_s"] < 60e-6 < figures["call_s"] < 70e-6
+    kernels = [e for e in trace.inside(found, graph) if e.kind == "kernel"]
+    assert len(kernels) == 20 and {trace.caller(found, e).name for e in kernels} == {"cudaGraphLaunch"}
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,9 @@ def of(**changes):
     (dict(fma=0.95), "fma", 0.95, "the FP32 pipe 95% busy", "at the roof of its arithmetic"),
     (dict(tensor=0.88), "tensor", 0.88, "the tensor cores 88% busy", "at the roof of its arithmetic"),
     (dict(issue=0.85), "issue", 0.85, "the issue of instructions 85% busy", "fewer instructions"),
+    (dict(issue=0.95, fma=0.94), "fma", 0.94, "the FP32 pipe 94% busy with 99% of all instructions", "at the roof of its arithmetic"),
+    (dict(l1=0.96, coalesced=0.125), "l1", 0.96, "12% of what loads fetch is used", "neighbouring addresses"),
+    (dict(stall_not_selected=20.0), "latency", 0.52, "84% of the waiting is waiting for data of global memory", "more loads in flight"),
     (dict(xu=0.81), "xu", 0.81, "special-function pipe", "exponentials"),
     (dict(active=0.4), "idle", 0.4, "has work 40% of the time", "finer work"),
     (dict(active=0.4, dram=0.95), "dram", 0.95, "DRAM 95% busy", "fewer bytes"),
@@ -113,6 +117,20 @@ def test_ncus_csv_is_read_in_our_names_and_units():
     assert found["dram_bytes"] == 134217728 + 67108864 and found["active"] == pytest.approx(0.9851, abs=1e-4)
     assert found["coalesced"] == 1.0 and found["stall_wait"] == 0.9 and found["l2"] is None and found["local_bytes"] is None
     assert verdict.of_counters(found).limit == "fma"
+
+
+@pytest.mark.parametrize("name, limit, share, words, first", [
+    ("vecadd-06_one_pass", "dram", 0.92, "DRAM 92% busy", "fewer bytes"),
+    ("sgemm-01_naive", "l1", 0.96, "12% of what loads fetch is used", "neighbouring addresses"),
+    ("sgemm-05_blocktile_2d", "latency", 0.65, "conflict at dispatch, often of register banks", "another order of operands"),
+    ("sgemm-12_stream_k", "fma", 0.83, "with 92% of all instructions", "at the roof of its arithmetic")])
+def test_kernels_of_an_h200_are_judged_as_they_are(name, limit, share, words, first):
+    """What ncu wrote there, of its columns those that are asked for."""
+    text = (Path(__file__).parent / "recorded/ncu_h200" / f"{name}.csv").read_text()
+    (found,) = ncu.read(text)
+    assert all(found[ours] is not None for ours in ncu.METRICS)
+    judged = verdict.of_counters(found)
+    assert (judged.limit, round(judged.share, 2)) == (limit, share) and words in judged.words and first in judged.first
 
 
 def test_metrics_that_a_device_lacks_are_found_in_what_ncu_says():

@@ -102,4 +102,4 @@ def _plot(axes, rows: Sequence[Mapping]) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=7)
     axes.set_xlabel("wavefronts or cycles of one load of a warp")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)

@@ -272,7 +272,7 @@ def _plot_reach(axes, rows: Sequence[Mapping]) -> None:
     axes.plot(*zip(*mine), "o-", markersize=4, linewidth=1.2)
     axes.set_xscale("log", base=2)
     size_axis(axes, [row["span_bytes"] for row in rows])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * max(cost for _, cost in mine))
     axes.set_xlabel("address range in which the lines lie, one a page of 2 MiB")
     axes.set_ylabel("latency of a load, cycles" if value == "latency_cycles" else "loads counted")
     axes.grid(True, which="major", linewidth=0.4, alpha=0.5)

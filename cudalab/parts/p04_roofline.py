@@ -4,13 +4,13 @@ from cudalab.devices import per_cycle
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
-from cudalab.memory.bandwidth import IN_BULK, ROW
+from cudalab.memory.bandwidth import IN_BULK, IN_SLICES, ROW
 from cudalab.occupancy import LIMITS
-from cudalab.parts.p03_memory import bulk
+from cudalab.parts.p03_memory import bulk, slices
 from cudalab.problem import shapes
 from cudalab.roofline import COMPUTE
 from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
-from cudalab.spec import Fill, Launch, Op, Tensor
+from cudalab.spec import Launch, Op, Tensor
 from cudalab.study import Study
 
 TITLE = "the roofline: a device's roofs, and what limits a kernel"
@@ -27,17 +27,17 @@ def stamped(entry, grid, block, args, smem=0):
 
 roof_fma = Op(
     "roof_fma",
-    title="D = C + a·b, to and fro for R rounds: T rows of J sums that share a and b",
+    title="D = C + a·a, to and fro for R rounds: T rows of J sums that share a",
     dims=("T", "J", "R"),
-    inputs=dict(A="T", B="T", C="T, J"),
+    inputs=dict(A="T", C="T, J"),
     outputs=dict(D="T, J"),
-    reference=lambda A, B, C: C + (A * B)[:, None],
-    scale=lambda A, B, C: abs(C) + abs(A * B)[:, None],
+    reference=lambda A, C: C + (A * A)[:, None],
+    scale=lambda A, C: abs(C) + (A * A)[:, None],
     depth=lambda p: 1,
     unit=lambda p: 2.0**-53 if p.dtype == "f64" else 2.0**-24,
     flops=lambda p: 2 * p.T * p.J * (2 * p.R + 1),
-    bytes=lambda p: 2 * itemsize(p.dtype) * p.T * (1 + p.J),
-    samples=(dict(A=0, B=0, C=0, D=0),),
+    bytes=lambda p: itemsize(p.dtype) * p.T * (1 + 2 * p.J),
+    samples=(dict(A=0, C=0, D=0),),
     peers=(),
     dtypes=("f32", "f64"),
     shapes=dict(emulate=shapes("520x8x40 1x1x1", ("T", "J", "R")), check=shapes("1x1x1 257x7x33 1000x16x100 135168x8x3", ("T", "J", "R")),
@@ -49,7 +49,7 @@ roof_fma = Op(
 def chains(p, c):
     if p.J > 32:
         raise BadShape(f"J={p.J}: a thread holds its J sums in registers, at most 32")
-    yield from stamped("roof_fma", cdiv(p.T, c.THREADS), c.THREADS, "A B C D | T J R")
+    yield from stamped("roof_fma", cdiv(p.T, c.THREADS), c.THREADS, "A C D | T J R")
 
 
 MATRIX = ("M", "N", "K", "R")
@@ -141,19 +141,6 @@ def shared_memory(p, c):
     yield from stamped("roof_read", cdiv(p.W, 4 * c.THREADS), c.THREADS, "X S | H W R", 16 * c.THREADS * p.H)
 
 
-def tiles(p, c):
-    """Blocks of ROWS rows by THREADS vectors."""
-    return cdiv(p.W, c.THREADS * c.VEC) * cdiv(p.H, c.ROWS)
-
-
-@roof_read.step(3, THREADS=1024, ROWS=8, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(4, 8, 16)))
-def tiled_sums(p, c):
-    if p.R != 1:
-        raise BadShape(f"R={p.R}: a block reads its tile once and ends, so R is 1")
-    yield Fill("S")
-    yield Launch("roof_read", grid=tiles(p, c), block=c.THREADS, args="X S H W")
-
-
 roof_write = Op(
     "roof_write",
     title="Y = a·bᵀ",
@@ -176,7 +163,12 @@ def streamed(p, c):
     yield Launch("roof_write", grid=cdiv(p.W, c.THREADS * c.VEC), block=c.THREADS, args="A B Y H W")
 
 
-@roof_write.step(2, THREADS=1024, ROWS=4, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(1, 2, 4, 8)))
+def tiles(p, c):
+    """Blocks of ROWS rows by THREADS vectors."""
+    return cdiv(p.W, c.THREADS * c.VEC) * cdiv(p.H, c.ROWS)
+
+
+@roof_write.step(2, THREADS=1024, ROWS=8, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(1, 2, 4, 8)))
 def tiled_product(p, c):
     yield Launch("roof_write", grid=tiles(p, c), block=c.THREADS, args="A B Y H W")
 
@@ -203,7 +195,7 @@ def batched(p, c):
     yield Launch("roof_copy", grid=cdiv(p.W, c.THREADS * c.VEC), block=c.THREADS, args="X Y H W")
 
 
-@roof_copy.step(2, THREADS=1024, ROWS=1, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(1, 2, 4)))
+@roof_copy.step(2, THREADS=256, ROWS=1, VEC=vector, tune=dict(THREADS=(256, 512, 1024), ROWS=(1, 2, 4)))
 def one_pass(p, c):
     yield Launch("roof_copy", grid=tiles(p, c), block=c.THREADS, args="X Y H W")
 
@@ -214,7 +206,7 @@ ops = (roof_fma, roof_tensor, roof_read, roof_write, roof_copy)
 # -- the roofs
 
 CYCLES = 4_000_000  # that a roof kernel lasts: two milliseconds
-L2_PART = 0.55  # of L2 that a matrix in it takes: its two halves keep some lines both
+L2_PART = 0.25  # of L2 that a matrix in it takes: its two halves keep some lines both
 
 
 def targets(device, small=False):
@@ -251,19 +243,19 @@ def targets(device, small=False):
             N = 64 if small else columns
             R = rounds(rates[roof], 2 * rows * N * K)
             add(roof, through, step, dict(M=rows * sms, N=N, K=K, R=R), dtype, roof_tensor.flops, "FLOP", ("flops_tensor",))
-    W = 4096  # floats of a row: a block's width, so that blocks follow each other in memory
+    W, floats = 4096, 4096 * sms  # of a row: a block's width, so that blocks follow each other in memory; a width for blocks that stay
     H = 24 if small else min(2**32, device.memory_bytes // 16) // (4 * W)
     sheet, both = dict(H=H, W=W), ("global_load_bytes", "global_store_bytes")
-    add("dram_read", "ld.global", tiled_sums, sheet | dict(R=1), None, passes, "byte", ("global_load_bytes",), outside=True)
+    sizes = dict(H=cdiv(H * W, floats), W=floats, R=1)
+    add("dram_read", "ld.global", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), outside=True)
     in_bulk("dram_read", H * W, 4, warm=False)  # a quarter four times: NumPy checks whole columns of it
     add("dram_write", "st.global", tiled_product, sheet, None, lambda p: 4 * p.H * p.W, "byte", ("global_store_bytes",), outside=True)
     add("dram_copy", "ld, st.global", one_pass, sheet, None, roof_copy.bytes, "byte", both, outside=True)
-    W = 4096 * sms
-    H = 16 if small else max(1, int(L2_PART * device.l2_bytes) // (4 * W))
-    H -= H % 16 if H > 16 else 0
-    sizes = dict(H=H, W=W, R=rounds(40, 4 * 4096 * H))
-    add("l2", "ld.global.cg", global_memory, sizes, None, passes, "byte", ("global_load_bytes",), warm=True, outside=True,
-        config=dict(UNROLL=min(16, H)))
+    per_sm, config = IN_SLICES.tuning(0)
+    R = 64 if small else int(L2_PART * device.l2_bytes) // ROW
+    times = IN_SLICES.passes(R * ROW, 1 if small else CYCLES * 40 * sms, sms)
+    add("l2", "ld.global.cg", slices, dict(R=R, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("global_load_bytes",), warm=True,
+        outside=True, config=dict(config, BLOCKS=per_sm * sms))
     size = 16 * 2**10 if small else device.l2_bytes // 10
     in_bulk("l2", size, rounds(40, size // sms), warm=True)
     sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))

@@ -1,5 +1,6 @@
 """The ladder of part 2 beside what the memory allows: reading alone and writing alone, weighted as a vector add reads and writes."""
 
+from cudalab.memory.bandwidth import IN_BULK, ROW
 from cudalab.studies.vecadd import BATCHES, COLOURS, COUNTED, is_timed, moved, plan_of, text
 from cudalab.study import Study
 
@@ -7,28 +8,38 @@ SIZE = 2**28  # elements of a vector
 
 
 def plans(place):
-    """(what, plan): reads and writes of as many bytes as a vector add moves, by blocks that stay and by a block a tile, then the steps."""
+    """(what, plan, bytes moved): reads and writes of as many bytes as a vector add moves, by all the ways of part 4, then the steps."""
     from cudalab import registry
     emulated = place.name == "emulator"
-    for read, write, columns in (("roof_read/1", "roof_write/1", 4096 * place.device.sms), ("roof_read/3", "roof_write/2", 4096)):
-        sheet = dict(H=8, W=2052) if emulated else dict(H=3 * SIZE // columns // 8 * 8, W=columns)
-        yield "read", plan_of(read, sheet | dict(R=1))
-        yield "write", plan_of(write, sheet)
+    def own(what, plan):
+        return what, plan, plan.step.op.bytes(plan.problem)
+
+    def sheet(columns):
+        return dict(H=8, W=2052) if emulated else dict(H=3 * SIZE // columns // 8 * 8, W=columns)
+    wide = sheet(4096 * place.device.sms)
+    yield own("read", plan_of("roof_read/1", wide | dict(R=1)))
+    if place.device.sm >= 90 and not emulated:  # whose requests are no sectors of a load: nothing to count
+        rows = SIZE // 64
+        per_sm, config = IN_BULK.tuning(rows * ROW)
+        yield "read", plan_of("read/2", dict(R=rows, P=3), **config, BLOCKS=per_sm * place.device.sms), 3 * rows * ROW
+    yield own("write", plan_of("roof_write/1", wide))
+    yield own("write", plan_of("roof_write/2", sheet(4096)))
     for step in registry.ops()["vecadd"].steps:
-        yield "add", plan_of(step.path, dict(N=COUNTED if emulated else SIZE))
+        yield own("add", plan_of(step.path, dict(N=COUNTED if emulated else SIZE)))
 
 
 def roofs(place, progress):
     found, made = {}, list(plans(place))
-    for number, (what, plan) in enumerate(made):
+    for number, (what, plan, nbytes) in enumerate(made):
         progress(number, len(made), "vecadd/roofs")
-        row = dict(what=what, step=plan.step.path, moved_bytes=plan.step.op.bytes(plan.problem))
+        row = dict(what=what, step=plan.step.path, moved_bytes=nbytes)
         if place.name == "emulator":
             from cudalab.counted import count_plan
             total = count_plan(plan, place)
             row |= dict(read_sectors=total["global_load_sectors"], written_sectors=total["global_store_sectors"])
         else:
             row |= moved(place, plan, batches=2 * BATCHES)
+            row["bandwidth_bytes_per_s"] = nbytes / row["time_s"]
             found[what] = max(found.get(what, 0), row["bandwidth_bytes_per_s"])
             if what == "add":
                 row["roof_share"] = row["bandwidth_bytes_per_s"] / weighted(found["read"], found["write"])

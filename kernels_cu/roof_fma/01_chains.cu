@@ -1,9 +1,9 @@
 // Multiply-adds in independent chains: nothing but registers, as many in flight as the pipe is deep.
 //
-// D = C + a * b - a * b + a * b …, R times to and fro: the sums stay where they are, and nothing rounds away.
-// A thread owns a row of J sums and one a and b; a block owns THREADS rows.  The J sums of a thread do not wait for each other, and
-// a multiply-add starts before the last has ended.  All of a thread's sums share a and b, which then come from the operand cache: only
-// the sum itself is read from a register bank, so that banks never collide.
+// D = C + a * a - a * a + a * a …, R times to and fro: the sums stay where they are, and nothing rounds away.
+// A thread owns a row of J sums and one a; a block owns THREADS rows.  The J sums of a thread do not wait for each other, and a
+// multiply-add starts before the last has ended.  It names two registers, the sum's and a's.  With a third, as in a * b, multiply-adds
+// of doubles, whose operands are two registers each, start less often than the pipe could take them.
 // Limited now by: the multiply-add pipe itself; this is its roof.
 
 #include "stamp.cuh"
@@ -14,24 +14,24 @@ using element = double;
 using element = float;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) roof_fma(const element* A, const element* B, const element* C, element* D,
+extern "C" __global__ void __launch_bounds__(THREADS) roof_fma(const element* A, const element* C, element* D,
                                                                unsigned long long* stamps, int T, int J, int R) {
     const int t = blockIdx.x * THREADS + threadIdx.x;
     const bool inside = t < T;
-    const element a = inside ? A[t] : element(0), b = inside ? B[t] : element(0);
+    const element a = inside ? A[t] : element(0);
     element sum[CHAINS];
 #pragma unroll
     for (int j = 0; j < CHAINS; ++j) sum[j] = inside ? C[t * CHAINS + j] : element(0);
     __syncthreads();  // hazard: the clock must not start while a warp still waits for its data
     const Stamp start = stamp_now();
 #pragma unroll
-    for (int j = 0; j < CHAINS; ++j) sum[j] = fma(a, b, sum[j]);
+    for (int j = 0; j < CHAINS; ++j) sum[j] = fma(a, a, sum[j]);
 #pragma unroll UNROLL
     for (int r = 0; r < R; ++r) {
 #pragma unroll
-        for (int j = 0; j < CHAINS; ++j) sum[j] = fma(-a, b, sum[j]);
+        for (int j = 0; j < CHAINS; ++j) sum[j] = fma(-a, a, sum[j]);
 #pragma unroll
-        for (int j = 0; j < CHAINS; ++j) sum[j] = fma(a, b, sum[j]);
+        for (int j = 0; j < CHAINS; ++j) sum[j] = fma(a, a, sum[j]);
     }
     __syncthreads();  // hazard: the clock must not stop while a warp still works
     const Stamp end = stamp_now();

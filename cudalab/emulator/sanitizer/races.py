@@ -64,7 +64,8 @@ class Races:
         if same.any():
             clocks = self.sanitizer.clocks
             known = np.maximum(clocks.warp_base, clocks.base)[np.minimum(records & LANE, len(clocks.base) - 1)]
-            twice = same & (records >> SHIFT > known)  # nor has its warp met since
+            twice = (same & (records >> SHIFT > known)).nonzero()[0]  # nor has its warp met since
+            twice = twice[~clocks.ordered(newest[twice] & LANE, records[twice])]  # nor did it learn of the read, at an mbarrier
             reader[cells[twice]] = newest[twice] | MANY
         apart = (~same).nonzero()[0]
         other[cells[apart]] = records[apart]
