@@ -130,8 +130,8 @@ def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | 
         rule = ["---" if i in left else "---:" for i in range(len(heads))]
         lines.append("\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *cells)))
     kept = f"results/{results.study_file(study.name, device).relative_to(results.root())}"
-    after = _AFTER.replace("results --readme", "results --plot --readme") if study.plot else _AFTER
-    lines.append(f"`python cli.py study {study.name} --save rows.jsonl && {after}` ([{len(rows)} rows]({kept}))")
+    draw = f" --plot {study.file_stem}.svg" if study.plot else ""
+    lines.append(f"`python cli.py study {study.name}{draw}` ([{len(rows)} rows]({kept}))")
     return "\n\n".join(filter(None, lines))
 
 

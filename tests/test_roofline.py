@@ -178,7 +178,7 @@ def test_a_roof_kernel_does_what_it_claims():
     rows = list(roofs.measure(few)(Emulator(device=H200), lambda *_: None))
     assert len(rows) == 9
     for found in rows:
-        sums = 4 * 64 if (found["roof"], found["through"]) == ("l2", "ld.global.cg") else 0  # its block adds those in L2
+        sums = 8 * 4 * 64 if (found["roof"], found["through"]) == ("l2", "ld.global.cg") else 0  # its eight blocks add those in L2
         assert found["counted"] == found["expected"] + sums, found["roof"]
     assert "did the work" in roofs.conclude(rows)[0]
     assert "fp32: less work" in roofs.conclude([rows[0] | dict(counted=1), *rows[1:]])[0]

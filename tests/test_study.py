@@ -110,7 +110,7 @@ def test_the_readme_gets_picture_sentences_table_and_command(toy_part, tmp_path)
     assert all(f.stat().st_size > 500 for f in files)
     text = ladder.tables([], tmp_path / "docs", kept)
     order = ("![toy/sizes on NVIDIA H200](docs/toy-sizes-nvidia_h200.svg)", "The knee is at 61.0 cycles.",
-             "`python cli.py study toy/sizes --save rows.jsonl && ", "rows](results/studies/nvidia_h200/toy-sizes.jsonl)")
+             "`python cli.py study toy/sizes --plot toy-sizes.svg` ([", "rows](results/studies/nvidia_h200/toy-sizes.jsonl)")
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
     assert text.startswith("### toy: a toy\n") and "| 1 MiB |" not in text
     assert "| 1 MiB |" in ladder.tables([], None, {("toy/other", H200.name): rows_of()}), "where no sentence says what it shows"

@@ -136,7 +136,7 @@ def test_enough_occupancy_is_found_for_each_number_of_loads():
 
 def test_sizes_are_ranked_by_what_they_reach():
     said = studies.conclude_block_size(timed("vecadd/block_size", lambda row: 1e-3 if row["threads"] == 32 else 4e-4))
-    assert "32 of 32 threads are 50% of the warps (limit: blocks)" in said[0]
+    assert "by threads: 32 (50%, limit: blocks), " in said[0]
     assert "The fastest is 64 threads" in said[1] and "one warp a block reaches 1.611 TB/s" in said[1]
     said = studies.conclude_grid_size(timed("vecadd/grid_size", lambda row: 4e-4 if row["grid"] >= 264 else 1e-3))
     assert said == ["264 blocks, 2 a multiprocessor, come within 2 % of the best, 4.027 TB/s.",

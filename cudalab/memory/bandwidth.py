@@ -1,11 +1,9 @@
 """How many bytes a second each level gives, by the size of what is read over and over.
 
 All threads sweep an array; while their part of it fits L1 it comes from there, then from L2, then from DRAM.  From sm_90 on also with the
-copy engine, in pieces, past L1; and by slices, each of which several multiprocessors read at about the same time.  On the emulator:
-requests, sectors and bytes of DRAM of the same sweeps at small sizes.
+copy engine, in pieces, past L1.  On the emulator: requests, sectors and bytes of DRAM of the same sweeps at small sizes.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,14 +21,13 @@ VECTOR = 16  # bytes of one load
 class Curve:
     """first, last: bytes of the smallest and largest set; a set past L2 is read for DRAM's sake.  tunings: (largest set in bytes, blocks of
     a multiprocessor, tunables), each for the sets up to its size: what was fastest there.  whole: only sets of which every thread reads
-    the same vectors in each pass.  sliced: by slices, dealt out whole."""
+    the same vectors in each pass."""
 
     name: str
     first: int
     last: int
     tunings: tuple[tuple[float, int, dict[str, int]], ...]
     whole: bool = False
-    sliced: bool = False
 
     def tuning(self, size: int) -> tuple[int, dict[str, int]]:
         return next((per_sm, config) for largest, per_sm, config in self.tunings if size <= largest)
@@ -40,13 +37,6 @@ class Curve:
         per_sm, config = self.tuning(self.first)
         return VECTOR * config["THREADS"] * per_sm * multiprocessors if self.whole else ROW
 
-    def passes(self, size: int, least: int, multiprocessors: int) -> int:
-        """How often a set of so many bytes is read for `least` bytes in all; with slices as many for every block."""
-        per_sm, config = self.tuning(size)
-        passes, blocks = max(2, -(-least // size)), per_sm * multiprocessors
-        even = blocks // math.gcd(blocks, max(1, size // ROW // config["ROWS"])) if self.sliced else 1
-        return -(-passes // even) * even
-
 
 ANY = float("inf")
 THROUGH_L1 = Curve("through L1", 1, 2**28, ((ANY, 1, dict(THREADS=1024, UNROLL=4, CACHE=0)),), whole=True)
@@ -55,16 +45,15 @@ READ_ONCE = Curve("read once", 2**26, 2**30, ((ANY, 2, dict(THREADS=512, UNROLL=
 IN_BULK = Curve("in bulk", 2**21, 2**30, ((18e6, 4, dict(THREADS=128, ROWS=32, STAGES=3)),
                                           (64e6, 1, dict(THREADS=512, ROWS=128, STAGES=6)),
                                           (ANY, 2, dict(THREADS=512, ROWS=128, STAGES=3))))
-IN_SLICES = Curve("in slices", 2**21, 2**28, ((ANY, 1, dict(THREADS=1024, UNROLL=8, ROWS=2048)),), sliced=True)
-CURVES = THROUGH_L1, FROM_L2, READ_ONCE, IN_BULK, IN_SLICES
+CURVES = THROUGH_L1, FROM_L2, READ_ONCE, IN_BULK
 COARSE, FINE = 2, 4
 LEAST_READ = 2**32  # bytes that one launch reads at least: so long that its start and end do not show
 L2_RANGE = 4e6, 40e6  # bytes: what counts as a set in L2 where the figure is stated
 EMULATED_ROWS = (4, 64, 300)
 
 
-def study(interleaved: Step, bulk: Step, slices: Step) -> Study:
-    steps = {curve: {IN_BULK: bulk, IN_SLICES: slices}.get(curve, interleaved) for curve in CURVES}
+def study(interleaved: Step, bulk: Step) -> Study:
+    steps = {curve: bulk if curve is IN_BULK else interleaved for curve in CURVES}
     return Study("memory/bandwidth", "read bandwidth over the size of what is read",
                  lambda place, progress: _measure(steps, place, progress),
                  ("curve", "working_set_bytes", "per_multiprocessor_bytes", "kernel", "time_s", "bandwidth_bytes_per_s", "bytes_per_cycle",
@@ -84,7 +73,7 @@ def _measure(steps: Mapping[Curve, Step], place, progress: Progress) -> Iterator
         timed, unit = {}, curve.unit(sms)
 
         def time_per_byte(size, curve=curve, step=steps[curve], timed=timed):
-            passes = curve.passes(size, LEAST_READ, sms)
+            passes = max(2, -(-LEAST_READ // size))
             per_sm, config = curve.tuning(size)
             problem = step.op.problem(dict(R=size // ROW, P=passes))
             plan = step.plan(problem, step.config(problem, dict(config, BLOCKS=per_sm * sms)))
@@ -108,7 +97,7 @@ def _count(steps: Mapping[Curve, Step], place, progress: Progress) -> Iterator[d
         for rows in EMULATED_ROWS:
             step = steps[curve]
             problem = step.op.problem(dict(R=rows, P=2))
-            config = dict(curve.tuning(rows * ROW)[1], THREADS=128, BLOCKS=2, **({"ROWS": 32} if curve.sliced else {}))
+            config = dict(curve.tuning(rows * ROW)[1], THREADS=128, BLOCKS=2)
             total = count_plan(step.plan(problem, step.config(problem, config)), place)
             # the atomics that add up the columns, 4 bytes a lane in order, are no loads of x
             loads = total["global_load_requests"] - total["atomics"] // 32
@@ -130,11 +119,11 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
                  f"{bytes_text(inside['per_multiprocessor_bytes'])} each.",
                  _knee(through, "per_multiprocessor_bytes", row["l1_bytes"], "L1",
                        "that L1 and shared memory have together by the programming guide")]
-    for curve in (FROM_L2.name, IN_BULK.name, IN_SLICES.name):
+    for curve in (FROM_L2.name, IN_BULK.name):
         l2 = [r for r in _curve(rows, curve) if L2_RANGE[0] <= r["working_set_bytes"] <= L2_RANGE[1]]
         if l2:
             best, worst = (choose(l2, key=lambda r: r["bandwidth_bytes_per_s"]) for choose in (max, min))
-            name = {FROM_L2.name: "L2", IN_SLICES.name: "L2 in slices that several multiprocessors share"}.get(curve, f"L2 {curve}")
+            name = "L2" if curve == FROM_L2.name else f"L2 {curve}"
             sentences.append(f"{name}, sets of 4 to 40 MB: {_rate(worst)} ({bytes_text(worst['working_set_bytes'])}) to {_rate(best)} "
                              f"({bytes_text(best['working_set_bytes'])}), {best['bytes_per_cycle']:.0f} bytes a cycle and "
                              f"multiprocessor at best.")
@@ -163,7 +152,7 @@ def _knee(curve: Sequence[Mapping], size: str, known: int | None, level: str, wh
 
 def _plot(axes, rows: Sequence[Mapping]) -> None:
     timed = rows[0].get("time_s") is not None
-    for curve, style in zip(CURVES, ("o-", "s-", "^-", "D-", "v-")):
+    for curve, style in zip(CURVES, ("o-", "s-", "^-", "D-")):
         mine = _curve(rows, curve.name)
         if not mine:
             continue

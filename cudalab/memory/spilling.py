@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from cudalab.spec import Step
 from cudalab.study import Progress, Study
 
-PROMISED = (4, 6, 7, 8, 9, 10, 12, 14, 16)  # blocks a multiprocessor that the launch bounds promise
-VALUES, ROUNDS = 64, 2048
+PROMISED = (4, 6, 7, 8, 9, 10, 12, 16)  # blocks a multiprocessor that the launch bounds promise
+VALUES, ROUNDS = 64, 1024
 LAUNCHED = 4  # blocks a multiprocessor that are launched, whatever is promised
 
 

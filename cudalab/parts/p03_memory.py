@@ -144,13 +144,6 @@ def bulk(p, c):
     yield Launch("read", grid=c.BLOCKS, block=c.THREADS, smem=256 * c.ROWS * c.STAGES, args="x sums R P")
 
 
-@read.step(3, THREADS=1024, UNROLL=8, ROWS=lambda p: 2048 if p.R >= 2**14 else cdiv(p.R, 5), BLOCKS=lambda p: min(132, cdiv(p.R, 5)),
-           tune=dict(THREADS=(256, 512, 1024), UNROLL=(4, 8), ROWS=(1024, 2048, 4096)))
-def slices(p, c):
-    yield Fill("sums")
-    yield Launch("read", grid=c.BLOCKS, block=c.THREADS, args="x sums R P")
-
-
 def pattern_in_a_row(tensor, problem, kind, rng):
     """Places in a row of E elements, at random."""
     return rng.integers(0, problem.E, tensor.shape) if tensor.name == "pattern" else None
@@ -307,7 +300,7 @@ studies = (
     latency.study(through_caches, shared),
     latency.reach_study(through_caches),
     l2_parts.study(every_line),
-    bandwidth.study(interleaved, bulk, slices),
+    bandwidth.study(interleaved, bulk),
     access_order.study(columns),
     bank_conflicts.study(repeated),
     spilling.study(live_values),

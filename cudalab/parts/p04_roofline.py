@@ -4,9 +4,9 @@ from cudalab.devices import per_cycle
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
-from cudalab.memory.bandwidth import IN_BULK, IN_SLICES, ROW
+from cudalab.memory.bandwidth import FROM_L2, IN_BULK, ROW
 from cudalab.occupancy import LIMITS
-from cudalab.parts.p03_memory import bulk, slices
+from cudalab.parts.p03_memory import bulk, interleaved
 from cudalab.problem import shapes
 from cudalab.roofline import COMPUTE
 from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
@@ -206,7 +206,7 @@ ops = (roof_fma, roof_tensor, roof_read, roof_write, roof_copy)
 # -- the roofs
 
 CYCLES = 4_000_000  # that a roof kernel lasts: two milliseconds
-L2_PART = 0.25  # of L2 that a matrix in it takes: its two halves keep some lines both
+L2_PART = 1 / 15  # of L2 that a matrix in it takes: where part 3's curves are highest
 
 
 def targets(device, small=False):
@@ -222,7 +222,7 @@ def targets(device, small=False):
         R = size // ROW
         if device.sm in LIMITS and bulk_smem(config) <= LIMITS[device.sm].smem_per_block:
             add(roof, "cp.async.bulk", bulk, dict(R=R, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("async_global_bytes",),
-                warm=warm, outside=True, config=dict(config, BLOCKS=min(per_sm * sms, cdiv(R, config["ROWS"]))))
+                warm=warm, outside=True, config=dict(config, BLOCKS=min(per_sm * sms, cdiv(R, config["ROWS"]) * times)))
 
     def rounds(rate, work):  # of so much work an SM
         return 2 if small else max(2, int(CYCLES * rate / work))
@@ -251,13 +251,12 @@ def targets(device, small=False):
     in_bulk("dram_read", H * W, 4, warm=False)  # a quarter four times: NumPy checks whole columns of it
     add("dram_write", "st.global", tiled_product, sheet, None, lambda p: 4 * p.H * p.W, "byte", ("global_store_bytes",), outside=True)
     add("dram_copy", "ld, st.global", one_pass, sheet, None, roof_copy.bytes, "byte", both, outside=True)
-    per_sm, config = IN_SLICES.tuning(0)
-    R = 64 if small else int(L2_PART * device.l2_bytes) // ROW
-    times = IN_SLICES.passes(R * ROW, 1 if small else CYCLES * 40 * sms, sms)
-    add("l2", "ld.global.cg", slices, dict(R=R, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("global_load_bytes",), warm=True,
-        outside=True, config=dict(config, BLOCKS=per_sm * sms))
-    size = 16 * 2**10 if small else device.l2_bytes // 10
-    in_bulk("l2", size, rounds(40, size // sms), warm=True)
+    size = 16 * 2**10 if small else int(L2_PART * device.l2_bytes)
+    times = rounds(40, size // sms)
+    per_sm, config = FROM_L2.tuning(size)
+    add("l2", "ld.global.cg", interleaved, dict(R=size // ROW, P=times), None, lambda p: ROW * p.R * p.P, "byte", ("global_load_bytes",),
+        warm=True, outside=True, config=dict(config, BLOCKS=per_sm * sms))
+    in_bulk("l2", size, times, warm=True)
     sizes = dict(H=8, W=2048 * sms, R=rounds(128, 4 * 2048 * 8))
     add("shared", "ld.shared", shared_memory, sizes, None, passes, "byte", ("shared_load_bytes",))
     return found

@@ -101,8 +101,7 @@ def plot_block_size(axes, rows):
 
 def conclude_block_size(rows):
     half = [row for row in rows if row["occupancy_share"] < 1]
-    said = [f"Blocks of {', '.join(str(row['threads']) for row in half)} threads do not fill a multiprocessor: "
-            f"{'; '.join(_why(row) for row in half)}."] if half else []
+    said = [f"Blocks that do not fill a multiprocessor's warps, by threads: {', '.join(_why(row) for row in half)}."] if half else []
     if is_timed(rows):
         good = near(rows, "bandwidth_bytes_per_s")
         best = max(rows, key=lambda row: row["bandwidth_bytes_per_s"])
@@ -112,7 +111,7 @@ def conclude_block_size(rows):
 
 
 def _why(row) -> str:
-    return f"{row['resident_blocks']} of {row['threads']} threads are {row['occupancy_share']:.0%} of the warps (limit: {row['limits']})"
+    return f"{row['threads']} ({row['occupancy_share']:.0%}, limit: {row['limits']})"
 
 
 # -- occupancy

@@ -19,9 +19,9 @@ def plans(place):
     wide = sheet(4096 * place.device.sms)
     yield own("read", plan_of("roof_read/1", wide | dict(R=1)))
     if place.device.sm >= 90 and not emulated:  # whose requests are no sectors of a load: nothing to count
-        rows = SIZE // 64
+        rows = 3 * SIZE // 64
         per_sm, config = IN_BULK.tuning(rows * ROW)
-        yield "read", plan_of("read/2", dict(R=rows, P=3), **config, BLOCKS=per_sm * place.device.sms), 3 * rows * ROW
+        yield own("read", plan_of("read/2", dict(R=rows, P=1), **config, BLOCKS=per_sm * place.device.sms))
     yield own("write", plan_of("roof_write/1", wide))
     yield own("write", plan_of("roof_write/2", sheet(4096)))
     for step in registry.ops()["vecadd"].steps:
