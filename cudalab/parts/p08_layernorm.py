@@ -94,6 +94,6 @@ def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
 
 
-@layernorm.step(8, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 2), GRID=rows.blocks_that_keep, tune=rows.TUNE_KEPT)
+@layernorm.step(8, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 2), GRID=rows.places, tune=rows.TUNE_KEPT)
 def kept(p, c):
     yield rows.kept_launch(p, c, "layernorm", arguments(p), 2)
