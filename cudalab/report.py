@@ -108,7 +108,8 @@ def scaled_text(value: float, unit: str) -> str:
 
 
 # how a field of a study is shown, by the end of its name: the first that fits
-STUDY_UNITS = (("_bytes_per_s", lambda v: scaled_text(v, "B/s")), ("flops_per_s", lambda v: scaled_text(v, "FLOP/s")), ("_per_s", lambda v: scaled_text(v, "/s")), ("_bytes", bytes_text),
+STUDY_UNITS = (("_bytes_per_s", lambda v: scaled_text(v, "B/s")), ("flops_per_s", lambda v: scaled_text(v, "FLOP/s")),
+               ("_per_s", lambda v: scaled_text(v, "/s")), ("_bytes", bytes_text),
                ("_cycles", lambda v: f"{v:.1f}"), ("_share", lambda v: f"{v:.1%}"), ("_mhz", lambda v: f"{v:.0f} MHz"),
                ("_w", lambda v: f"{v:.0f} W"), ("_c", lambda v: f"{v:.0f} °C"), ("_s", time_text))
 

@@ -95,7 +95,7 @@ class Launch:
     args: names separated by spaces (a tensor is passed as its address, a dimension as a 32-bit integer), or a tuple of names,
     Scalar, Pointer and TensorMap values.  smem: dynamic shared memory in bytes.
     early: it may start while the launch ahead of it ends; its kernel waits for that one (griddepcontrol.wait) before it touches memory.
-    CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization" (sm_90; a device before that starts it after the other's end).
+    CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization" (sm_90; before that it starts when the other has ended).
     """
 
     entry: str

@@ -138,7 +138,7 @@ def profiled():
     """(step, dtype, variant) -> shared wavefronts, and how many there would be without conflicts, all in one run of ncu."""
     cases = [UNSWIZZLED, *SWIZZLED]
     run = subprocess.run(["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
-                          "--metrics", ",".join(METRICS), "--kernel-name", "regex:^(tc|fp8)gemm$",
+                          "--section", "SourceCounters", "--kernel-name", "regex:^(tc|fp8)gemm$",
                           sys.executable, "-c", CHILD, json.dumps(cases)],
                          cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]

@@ -175,8 +175,8 @@ def ragged_in_tiles(p, c):
 
 
 # WORKERS: blocks that stay for the whole product, best as many as the device runs at once (132 multiprocessors on an H200); 0: one
-# a tile.  ALIGN=1: A and B are copied first to where rows start at multiples of 16 bytes, which costs about as much as 50 rows and 50 columns
-# of C.  FRINGE: with it, as many columns past the last full tile are no tile's.
+# a tile.  ALIGN=1: A and B are copied first to where rows start at multiples of 16 bytes, which costs about as much as 50 rows and
+# 50 columns of C.  FRINGE: with it, as many columns past the last full tile are no tile's.
 @sgemm.step(12, **TILE, TM=8, TN=16, BLOCKS=1, RASTER=8, LEAD=24, SPACING=few_tiles(4, 1), COPY_AT=few_tiles(0, 3), PINNED=2,
             ALIGN=lambda p: int(min(p.M, p.N) >= 1024 and (p.N % 4 != 0 or p.N % 256 in (1, 2, 3, 4))), FRINGE=4,
             VEC_N=lambda p, c: 4 if c.ALIGN else math.gcd(p.N, 4), RAGGED=ragged_in_tiles, WORKERS=few_tiles(0, 132), tune=SCHEDULE,

@@ -3,7 +3,7 @@
 from cudalab.expressions import cdiv
 from cudalab.parts import p06_tcgemm as bf16
 from cudalab.parts.p05_sgemm import DIMS
-from cudalab.parts.p06_tcgemm import HOPPER, LINE, MULTIPROCESSORS, check_alignment, map_c, norms_product, shared_launch, stages, workers
+from cudalab.parts.p06_tcgemm import HOPPER, MULTIPROCESSORS, check_alignment, norms_product, shared_launch, stages, workers
 from cudalab.spec import Launch, Op, shapes
 
 TITLE = "FP8 matrix products with scales"
@@ -88,7 +88,7 @@ def fast_split_k(p, c):
 
 
 @fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=256, BN=lambda p: min(128, bf16.columns(128)(p)), STAGES=4, CONSUMERS=2,
-              CLUSTER_M=lambda p, c: 1 if bf16.few_tiles(p, c) else 2, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
+              CLUSTER_M=1, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
               tune=dict(BM=(128, 256), BN=(64, 128), STAGES=(3, 4, 5), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)

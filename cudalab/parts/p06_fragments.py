@@ -23,9 +23,9 @@ def sum_type(p):
 
 
 def draw_rows(tensor, problem, kind, rng):
-    """Bytes of normally distributed elements; of integers any."""
-    elements = rng.standard_normal((*tensor.shape[:-1], depth(problem)), dtype="float32")
-    return encode(elements * (20 if problem.dtype == "int8" else 1), problem.dtype).view("uint8")
+    """Bytes of normally distributed elements; of whole numbers where sums must be exact."""
+    elements = rng.standard_normal((*tensor.shape[:-1], depth(problem)), dtype="float32") * (20 if problem.dtype == "int8" else 1)
+    return encode((2 * elements).round() if kind == "integers" else elements, problem.dtype).view("uint8")
 
 
 def elements(rows, p):
@@ -67,7 +67,7 @@ def mma_scale(A, B, p):
 
 def op(name, title, inputs, outputs, reference, scale, dims=("P",), sizes=SHAPES, **more):
     """An op over P independent instructions."""
-    usual = dict(depth=lambda p: 32, unit=lambda p: 2.0**-22, flops=lambda p: p.P, bytes=lambda p: 64 * p.P, kinds=("normal",))
+    usual = dict(depth=lambda p: 32, unit=lambda p: 2.0**-22, flops=lambda p: p.P, bytes=lambda p: 64 * p.P)
     return Op(name, title=title, dims=dims, inputs=inputs, outputs=outputs, reference=reference, scale=scale, peers=(), shapes=sizes,
               **usual | more)
 

@@ -146,8 +146,8 @@ def multistage(p, c):
 
 
 # fp8's fragments take twice the registers on sm_90, where mma.sync turns them into f16
-@tcgemm.step(5, min_sm=mma_sync, BM=128, BN=lambda p: 128 if is_fp8(p) else 256, WM=64, WN=lambda p: 32 if is_fp8(p) else 64, LINE=64, STAGES=4,
-             RASTER=8, BLOCKS=1, tune=TUNE | dict(STAGES=(3, 4, 5), RASTER=(4, 8, 16), BLOCKS=(1, 2)))
+@tcgemm.step(5, min_sm=mma_sync, BM=128, BN=lambda p: 128 if is_fp8(p) else 256, WM=64, WN=lambda p: 32 if is_fp8(p) else 64,
+             LINE=64, STAGES=4, RASTER=8, BLOCKS=1, tune=TUNE | dict(STAGES=(3, 4, 5), RASTER=(4, 8, 16), BLOCKS=(1, 2)))
 def fragments_ahead(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=c.STAGES * (c.BM + c.BN) * c.LINE, args="A B C M N K")
@@ -226,8 +226,13 @@ def persistent(p, c):
 
 
 def takes_turns(p):
-    """Whether tiles are many and K is short: then storing them takes long enough for two consumers to take turns."""
-    return int(p.K <= (8192 if is_fp8(p) else 4096 // BYTES[p.dtype]) and cdiv(p.M, 128) * cdiv(p.N, 256) > MULTIPROCESSORS)
+    """Whether tiles are many and a tile's products short (fp8, or a short K): then one consumer stores while the other multiplies."""
+    return int((is_fp8(p) or p.K <= 4096 // BYTES[p.dtype]) and cdiv(p.M, 128) * cdiv(p.N, 256) > MULTIPROCESSORS)
+
+
+def sharing(of_a):
+    """Blocks of a cluster along N, which share rows of A, or along M, which share columns of B: two, one way, as was faster."""
+    return lambda p, c: 1 if few_tiles(p, c) or (is_fp8(p) and p.N > p.M) != of_a else 2
 
 
 def few_tiles(p, c):
@@ -240,7 +245,7 @@ def overlapped_launch(p, c):
 
 
 @tcgemm.step(11, **HOPPER, BM=128, BN=lambda p: 128 if takes_turns(p) else columns(256)(p),
-             STAGES=lambda p: 6 if takes_turns(p) else 4, CONSUMERS=2, CLUSTER_M=lambda p, c: 1 if few_tiles(p, c) else 2, CLUSTER_N=1,
+             STAGES=lambda p: 6 if takes_turns(p) else 4, CONSUMERS=2, CLUSTER_M=sharing(of_a=False), CLUSTER_N=sharing(of_a=True),
              RASTER=8, STORES=2, PINGPONG=takes_turns, SKEW=0, WORKERS=MULTIPROCESSORS, zero=("PINGPONG", "SKEW"),
              tune=SIZES | SHARED | dict(RASTER=(4, 8, 16), STORES=(1, 2, 4), PINGPONG=(0, 1), SKEW=(0, 1, 2), WORKERS=(128, 132)))
 def overlapped(p, c):

@@ -89,11 +89,17 @@ def pipelined(p, c):
     yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
 
 
-@layernorm.step(7, min_sm=90, **rows.IN_BULK, LOADS=2, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
+def loads(p, c):
+    """Packs of weights and of biases that a thread fetches at once: four where it has 48 registers, which hold them."""
+    return 4 if c.BLOCKS * c.LANES * 48 <= 65536 else 2
+
+
+@layernorm.step(7, min_sm=90, **rows.IN_BULK | dict(LANES=lambda p, c: min(256, rows.lanes_of_bulk(p, c))), LOADS=loads,
+                tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
 
 
-@layernorm.step(8, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 2), GRID=rows.blocks_that_keep, tune=rows.TUNE_KEPT)
+@layernorm.step(8, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 2), GRID=rows.places, tune=rows.TUNE_KEPT)
 def kept(p, c):
     yield rows.kept_launch(p, c, "layernorm", arguments(p), 2)

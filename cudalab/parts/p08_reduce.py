@@ -95,7 +95,7 @@ def widest(p):
 
 
 WIDE = dict(THREADS=256, VEC=widest, LOADS=4, GRID=1056, HINT=2)
-EVEN = WIDE | dict(THREADS=512, GRID=1024)  # powers of 2 divide evenly among powers of 2
+EVEN = WIDE | dict(THREADS=512, LOADS=8, GRID=1024)  # powers of 2 divide evenly among powers of 2
 TUNE_WIDE = dict(THREADS=(128, 256, 512, 1024), LOADS=(2, 4, 8, 16), GRID=(0, 128, 132, 256, 264, 512, 528, 1024, 1056), HINT=(0, 1, 2))
 
 

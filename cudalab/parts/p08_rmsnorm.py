@@ -80,6 +80,6 @@ def bulk(p, c):
     yield rows.bulk_launch(p, c, "rmsnorm", arguments(p))
 
 
-@rmsnorm.step(7, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 1), GRID=rows.blocks_that_keep, tune=rows.TUNE_KEPT)
+@rmsnorm.step(7, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 1), GRID=rows.places, tune=rows.TUNE_KEPT)
 def kept(p, c):
     yield rows.kept_launch(p, c, "rmsnorm", arguments(p), 1)

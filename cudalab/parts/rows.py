@@ -137,10 +137,16 @@ def stages(p, c):
     return max(1, min(8, max(2, 32 * 1024 // row), 216 * 1024 // row))
 
 
+def places(p, c):
+    """Blocks that run at once where each has a multiprocessor to itself.  A cluster lies within one group of multiprocessors; an H200's 132
+    are groups of 14 to 18, so clusters of 4, 8 and 16 leave some idle, and one cluster too many begins when the others have ended."""
+    return {4: 124, 8: 120, 16: 112}.get(c.CLUSTER, 132)
+
+
 def blocks_that_stay(p, c):
     """Blocks of the whole launch: as many as fill a device of 132 multiprocessors by threads or by shared memory."""
     fit = min(2048 // c.LANES, 220 * 1024 // (c.STAGES * 16 * share(p, c) + 2048), 16, 65536 // (48 * c.LANES))
-    return (132 if c.CLUSTER <= 2 else 128) * max(1, fit)  # clusters of 4 and 8 find room for 128 blocks in its groups of multiprocessors
+    return places(p, c) * max(1, fit)
 
 
 def whole_packs(p, c):
@@ -209,11 +215,6 @@ def groups_of(p, c, vectors):
     return max(1, min((SHARED_OF_ALL - KEPT_STATIC) // (16 * share(p, c)) - vectors, 1024 // c.LANES, 8))
 
 
-def blocks_that_keep(p, c):
-    """Blocks of the launch: one a multiprocessor; clusters of 4 and more find room for 128 of an H200's 132."""
-    return 132 if c.CLUSTER <= 2 else 128
-
-
 def kept_launch(p, c, entry, args, vectors):
     """The launch of a step that keeps so many vectors.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
     whole_packs(p, c)
@@ -245,6 +246,6 @@ TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), R
 # GROUPS: rows of a block that are under way, each with its threads.
 KEPT = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk)
 TUNE_KEPT = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 96, 128, 160, 192, 256, 320, 512), GROUPS=(1, 2, 3, 4, 5, 6, 8, 10),
-                 GRID=(96, 112, 120, 128, 132))
+                 GRID=(96, 112, 120, 124, 132))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))

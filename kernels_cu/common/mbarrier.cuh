@@ -41,7 +41,15 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
                  "over:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// The same where blocks of the cluster arrive: what they did before is visible after.
+// Whether the phase of this parity has ended.
+__device__ __forceinline__ bool mbarrier_test(unsigned barrier, unsigned parity) {
+    unsigned ended;
+    asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(ended) : "r"(barrier), "r"(parity) : "memory");
+    return ended;
+}
+
+// Wait where blocks of the cluster arrive: what they did before is visible after.
 __device__ __forceinline__ void mbarrier_wait_cluster(unsigned barrier, unsigned parity) {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@done bra over;\n"
                  "bra again;\nover:\n}" ::"r"(barrier), "r"(parity) : "memory");

@@ -122,12 +122,13 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         const unsigned long long from_a = wgmma_descriptor<LINE>(base + consumer * WM * LINE, 16, 1024);
         const unsigned long long from_b = wgmma_descriptor<LINE>(base + TILE_A, 16, 1024);
         int stage = 0, round = 0;
+        bool landed = false;  // whether this stage's slice was seen to have landed
         for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
             locate(tile);
             row += consumer * WM;
             float sums[PARTS][BN / 2] = {}, some[BN / 2];
             for (int slice = 0; slice < slices; ++slice) {
-                mbarrier_wait(full(stage), round);
+                if (!landed) mbarrier_wait(full(stage), round);
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
                     wgmma_fence();
@@ -145,7 +146,11 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
 #endif
                     wgmma_wait<0>();
                     pin(some);
-                    if (part == PARTS - 1) release(stage);
+                    if (part == PARTS - 1) {
+                        release(stage);
+                        if (++stage == STAGES) stage = 0, round ^= 1;
+                        landed = mbarrier_test(full(stage), round);  // the answer comes while sums are added
+                    }
 #pragma unroll
                     for (int i = 0; i < BN / 2; ++i)
 #if VARIANT_BLOCK
@@ -154,7 +159,6 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                         sums[part][i] += some[i];
 #endif
                 }
-                if (++stage == STAGES) stage = 0, round ^= 1;
             }
 #if !VARIANT_BLOCK
             const float scale = load_global(SA) * load_global(SB);
