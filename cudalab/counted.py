@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cudalab import roofline
 from cudalab.build import build, sm_of
 from cudalab.check import Verdict, compare, draw, generator
 from cudalab.devices import Device, find_device
@@ -18,6 +17,7 @@ from cudalab.emulator.errors import KernelFault
 from cudalab.errors import MissingTool, WrongResult
 from cudalab.problem import Problem
 from cudalab.report import finite, fold, problem_text, scaled_text, table, terminal_width
+from cudalab.roofline import roofs
 from cudalab.spec import Plan, Step
 
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
@@ -101,7 +101,7 @@ def row(one: Counted, device: Device) -> dict:
                 checks=[dict(inputs=v.kind, passed=v.passed, error=finite(v.error), bound=v.bound, reason=v.reason) for v in one.verdicts],
                 level="PTX", counters=total, derived=derived(total), mix=one.counters.mix(),
                 roofline=dict(device=device.name, limits=[dict(limit=d.name, work=d.work, unit=d.unit, roof_per_s=d.roof, share=d.share)
-                                                          for d in roofline.demands(total, device, plan.problem.dtype)]))
+                                                          for d in roofs.demands(total, device, plan.problem.dtype)]))
 
 
 def joined(one: Counted) -> list[str]:
@@ -193,7 +193,7 @@ def _counted(total: Mapping, more: Mapping):
 
 def roof_text(total: Mapping, device: Device, but: bool = False, dtype: str = "f32") -> str:
     """Where the counted work stands on a device's roofline.  but: ptxas makes something else of the accesses.  dtype: of the elements."""
-    found = roofline.demands(total, device, dtype)
+    found = roofs.demands(total, device, dtype)
     lines = [(d.name, _work(d.work, d.unit), _work(d.roof, d.unit, "/s"), f"{d.share:.0%}") for d in found]
     text = [f"roofline   {device.name}, by counted work", "",
             table(lines, ("limit", "counted", "the device at most", "of the busiest"), left=(0,))]
@@ -219,7 +219,7 @@ def rows_text(found: list[Counted], device: Device) -> str:
     for one in found:
         total = one.counters.total()
         more, reasons = derived(total), [v.reason for v in one.verdicts if not v]
-        busiest = roofline.demands(total, device, one.plan.problem.dtype)[0].name
+        busiest = roofs.demands(total, device, one.plan.problem.dtype)[0].name
         lines.append((one.plan.step.path, problem_text(one.plan.problem), "right" if one else "WRONG", _short(total["warp_instructions"]),
                       _ratio(more["sectors_per_request"]), _short(more["shared_excess"]), _short(total["divergent_branches"]),
                       _ratio(more["intensity_sectors"]), busiest, (reasons or [""])[0]))
@@ -292,6 +292,6 @@ def _short(value: float) -> str:
 
 
 def _work(value: float, unit: str, per: str = "") -> str:
-    """Work in a unit of `roofline.Demand`, or a rate of it (per: "/s"): 14.16 MFLOP, 4.8 TB/s, 169k wavefronts."""
+    """Work in a unit of `roofs.Demand`, or a rate of it (per: "/s"): 14.16 MFLOP, 4.8 TB/s, 169k wavefronts."""
     short = dict(FLOP="FLOP", byte="B").get(unit)
     return scaled_text(value, short + per) if short else f"{_short(value)} {unit}s{per}"

@@ -135,8 +135,8 @@ def _cupy() -> str:
 
 
 def _cupti() -> str:
-    from cudalab import trace_cupti
-    if reason := trace_cupti.missing():
+    from cudalab.trace import activity
+    if reason := activity.missing():
         raise Missing(reason)
     return f"cupti-python {versions().get('cupti-python', 'of an unknown version')}"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudalab import check, nvrtc, results, roofline
+from cudalab import check, nvrtc, results
 from cudalab.devices import Device
 from cudalab.dtypes import bits, device_dtype, finite, is_float, numpy_dtype
 from cudalab.errors import BadConfig, LabError, WrongResult
@@ -23,6 +23,7 @@ from cudalab.hold import Hold
 from cudalab.nvml import Monitor
 from cudalab.peers import Peer
 from cudalab.problem import Problem, Values
+from cudalab.roofline import roofs
 from cudalab.spec import Plan, Step
 
 PROTOCOLS = ("steady", "sustained")
@@ -409,7 +410,7 @@ def row(plan: Plan, device: Device, peer: str | None, protocol: str, summary: Su
         versions: dict) -> dict:
     """A row of results: op to protocol are its key.  Times in seconds; ratio: the peer's time over ours, above 1 is faster."""
     op, step, problem = plan.step.op, plan.step, plan.problem
-    roof, share, measured = roofline.share(op, problem, device, summary.time_s, protocol)
+    roof, share, measured = roofs.share(op, problem, device, summary.time_s, protocol)
     return dict(op=op.name, step=step.id, shape=dict(problem), dtype=problem.dtype, variant=problem.variant, device=device.name, peer=peer,
                 protocol=protocol, time_s=summary.time_s, time_iqr_s=summary.time_iqr_s, flops=op.flops(problem), bytes=op.bytes(problem),
                 roof=roof, roof_share=share, roof_measured=measured, peer_time_s=summary.peer_time_s,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cudalab import roofline
 from cudalab.devices import NAMED, find_device
 from cudalab.errors import UnknownName
 from cudalab.registry import ops
+from cudalab.roofline import roofs
 
 
 @pytest.mark.parametrize("text, name", [("4060", "NVIDIA GeForce RTX 4060"), ("rtx 4090", "NVIDIA GeForce RTX 4090"),
@@ -33,12 +33,12 @@ def test_every_figure_is_plausible_and_has_a_source(device):
 @pytest.mark.parametrize("name, tflops", [("h200", 66.9), ("a100-sxm4-80gb", 19.5), ("4090", 82.6), ("4060", 15.1),
                                           ("l40s", 91.6), ("5090", 104.8)])
 def test_fp32_roofs_are_the_data_sheets_figures(name, tflops):
-    assert roofline.roofs(find_device(name))["fp32"].value / 1e12 == pytest.approx(tflops, rel=0.01)
+    assert roofs.roofs(find_device(name))["fp32"].value / 1e12 == pytest.approx(tflops, rel=0.01)
 
 
 def test_the_nearer_roof_bounds():
     sgemm, device = ops()["sgemm"], find_device("h200")
     large, flat = sgemm.problem(dict(M=4096, N=4096, K=4096)), sgemm.problem(dict(M=4096, N=4096, K=1))
-    assert roofline.floor(sgemm, large, device)[0] == "fp32" and roofline.floor(sgemm, flat, device)[0] == "dram"
-    name, least = roofline.floor(sgemm, large, device)
-    assert roofline.share(sgemm, large, device, 2 * least) == (name, pytest.approx(0.5), False)
+    assert roofs.floor(sgemm, large, device)[0] == "fp32" and roofs.floor(sgemm, flat, device)[0] == "dram"
+    name, least = roofs.floor(sgemm, large, device)
+    assert roofs.share(sgemm, large, device, 2 * least) == (name, pytest.approx(0.5), False)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from test_trace import valid
 
-from cudalab import measure, registry, trace, trace_cupti, trace_run
+from cudalab import measure, registry
 from cudalab.build import build
 from cudalab.errors import LabError, Spills, WrongResult
-from cudalab.launch_cost import launch_cost
 from cudalab.occupancy import occupancy
 from cudalab.spec import Op
 from cudalab.studies import vecadd as studies
+from cudalab.trace import activity, follow, timeline
+from cudalab.trace.launch_cost import launch_cost
 
 pytestmark = pytest.mark.gpu
 PATHS = registry.ops()["paths"]
@@ -87,21 +88,21 @@ def test_what_cannot_be_captured_is_said_and_the_stream_goes_on(gpu):
 @pytest.mark.parametrize("cupti", (True, False))
 @pytest.mark.parametrize("subject", ("matmul", "vecadd/6"))
 def test_a_trace_holds_a_kernel_its_call_and_what_both_took(gpu, subject, cupti, tmp_path):
-    if cupti and trace_cupti.missing():
-        pytest.skip(trace_cupti.missing())
+    if cupti and activity.missing():
+        pytest.skip(activity.missing())
     if subject == "matmul":
         problem = registry.ops()["sgemm"].problem(dict(M=512, N=512, K=512))
     else:
         subject = registry.resolve_step(subject)
         problem = subject.op.problem(dict(N=2**20))
-    found = trace_run.run(gpu, subject, problem, cupti=cupti, calls=10)
-    rows, figures = trace.lines(found.call), found.figures
+    found = follow.run(gpu, subject, problem, cupti=cupti, calls=10)
+    rows, figures = timeline.lines(found.call), found.figures
     assert rows[0]["kind"] == "python" and rows[-1]["kind"] == "kernel" and 0 < figures["kernel_s"] < 1e-2 and figures["call_s"] > 0
-    flows = valid(json.loads(trace.write(tmp_path / "trace.json", trace.chrome(found.events, trace_run.about(found, gpu))).read_text()))
+    flows = valid(json.loads(timeline.write(tmp_path / "trace.json", timeline.chrome(found.events, follow.about(found, gpu))).read_text()))
     if cupti:
         assert figures["until_launch_s"] > 0 and figures["launch_s"] > 0 and rows[-1]["registers"] > 0 and rows[-1]["correlation"]
         assert any(row["kind"] in ("driver", "runtime") for row in rows) and flows >= 21, "one call, ten queued, ten of the graph"
         assert found.ways and all(way[0]["library"] == "python" for way in found.ways.values())
         if subject == "matmul":
             assert any("cublas" in stretch["library"] for way in found.ways.values() for stretch in way)
-    assert trace_run.sentences(figures)
+    assert follow.sentences(figures)

@@ -8,8 +8,8 @@ import pytest
 from cudalab import devices, measure, plot, registry, report, sass
 from cudalab.build import build
 from cudalab.emulator import Emulator
-from cudalab.memory import (access_order, bandwidth, bank_conflicts, constant_cache, knees, l2_parts, latency, published, register_file,
-                            spilling)
+from cudalab.studies.memory import (access_order, bandwidth, bank_conflicts, constant_cache, knees, l2_parts, latency, published,
+                                    register_file, spilling)
 
 KB, MB = 2**10, 2**20
 

@@ -8,9 +8,10 @@ from command import fails, works
 from test_roofline import DRAM, H200, row
 from test_verdict import SGEMM, csv, played  # noqa: F401  (a fixture)
 
-from cudalab import gpu, installed, labels, measure, model, ncu, placement, registry, results, roofline, roofplot, study
+from cudalab import gpu, installed, measure, registry, results, study
 from cudalab.devices import find_device
 from cudalab.errors import BadResults, LabError
+from cudalab.roofline import chart, labels, model, ncu, placement, roofs
 
 QWEN = dict(model_type="qwen2", num_hidden_layers=28, hidden_size=1536, intermediate_size=8960, num_attention_heads=12,
             num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
@@ -134,7 +135,7 @@ def test_measured_roofs_count_without_a_gpu_too(lab, tmp_path):
 def test_hardware_counters_give_a_step_its_time_and_verdict(played):  # noqa: F811
     played(csv(("sgemm", SGEMM)))
     step = registry.resolve_step("step9")
-    problem, known = step.op.problem(dict(M=4096, N=4096, K=4096)), roofline.architecture(H200)
+    problem, known = step.op.problem(dict(M=4096, N=4096, K=4096)), roofs.architecture(H200)
     point = placement.by_counters(placement.place(step, problem, known), step, problem, {})
     assert (point["limit"], point["source"], point["time_s"]) == ("fma", "ncu", pytest.approx(2.717504e-3))
     assert point["share"] == pytest.approx(point["floor_s"] / 2.717504e-3) and point["counters"]["launches"][0]["kernel"] == "sgemm"
@@ -227,7 +228,7 @@ def test_labels_keep_clear_of_points_and_of_each_other():
 
 def test_points_that_touch_share_a_label():
     assert labels.clusters([(0, 0), (50, 0), (4, 0), (8, 0)], 5) == [((4, 0), [0, 2, 3]), ((50, 0), [1])]
-    assert roofplot._joined(["sgemm/1", "sgemm/2", "reduce/3"]) == "sgemm/1, 2\nreduce/3"
+    assert chart._joined(["sgemm/1", "sgemm/2", "reduce/3"]) == "sgemm/1, 2\nreduce/3"
 
 
 def drawn_boxes(figure):
@@ -247,12 +248,12 @@ def points_of(names, known, device):
 @pytest.mark.parametrize("device", ["H200", "RTX 4060"])
 def test_no_text_of_the_picture_covers_another(device, tmp_path):
     chosen = find_device(device)
-    known = roofline.architecture(chosen)
+    known = roofs.architecture(chosen)
     sgemm = points_of(["sgemm"], known, chosen)
     times = [275.7, 22.74, 16.23, 6.704, 4.522, 3.625, 3.547, 3.424, 2.962, 2.791, 2.685, 2.49]
     points = [placement.timed(p, t * 1e-3, "results") for p, t in zip(sgemm, times)]
     points += points_of(["roof_read", "roof_write", "roof_fma", "roof_tensor"], known, chosen)
-    figure, boxes = roofplot.make(points, known, chosen)
+    figure, boxes = chart.make(points, known, chosen)
     axes, drawn = drawn_boxes(figure)
     assert len(drawn) == len(boxes) >= 8
     for i, a in enumerate(drawn):
@@ -260,21 +261,21 @@ def test_no_text_of_the_picture_covers_another(device, tmp_path):
         assert not [b for b in drawn[i + 1:] if labels.overlap((a.x0, a.y0, a.x1, a.y1), (b.x0, b.y0, b.x1, b.y1))]
     words = "\n".join(t.get_text() for t in axes.texts)
     assert "DRAM" in words and "fp32" in words and "sgemm/1" in words and "12" in words
-    assert roofplot.draw(points, known, chosen, tmp_path / f"r.{'svg' if device == 'H200' else 'png'}").stat().st_size > 5000
+    assert chart.draw(points, known, chosen, tmp_path / f"r.{'svg' if device == 'H200' else 'png'}").stat().st_size > 5000
 
 
 def test_every_step_of_the_lab_has_its_label_in_one_picture(tmp_path):
-    known = roofline.architecture(H200)
+    known = roofs.architecture(H200)
     points = points_of([*registry.ops()], known, H200)
-    figure, _ = roofplot.make([p for p in points if p["flops"]], known, H200)
+    figure, _ = chart.make([p for p in points if p["flops"]], known, H200)
     words = {word for text in figure.axes[0].texts for line in text.get_text().split() for word in line.split("/")}
     assert {step.op.name for step in registry.steps()} <= words
 
 
 def test_a_picture_of_too_much_or_of_nothing_is_refused(tmp_path):
-    known = roofline.architecture(H200)
+    known = roofs.architecture(H200)
     point, _ = points_of(["roof_copy"], known, H200)
     with pytest.raises(BadResults, match="nothing to draw"):
-        roofplot.draw([point | dict(flops=0)], known, H200, tmp_path / "x.svg")
+        chart.draw([point | dict(flops=0)], known, H200, tmp_path / "x.svg")
     with pytest.raises(LabError, match="name fewer"):
-        roofplot.draw([point] * 200, known, H200, tmp_path / "x.svg")
+        chart.draw([point] * 200, known, H200, tmp_path / "x.svg")

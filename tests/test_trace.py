@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from command import fails, works
 
-from cudalab import devices, gpu, registry, trace, trace_cupti, trace_run
+from cudalab import devices, gpu, registry
 from cudalab.errors import LabError, MissingTool
-from cudalab.launch_cost import LaunchCost
-from cudalab.trace import Event
-from cudalab.trace_run import Traced
+from cudalab.trace import activity, follow, timeline
+from cudalab.trace.follow import Traced
+from cudalab.trace.launch_cost import LaunchCost
+from cudalab.trace.timeline import Event
 
 SGEMM = registry.ops()["sgemm"]
 PROBLEM = SGEMM.problem(dict(M=1024, N=1024, K=1024))
@@ -87,7 +88,7 @@ def cupti(monkeypatch):
         state.completed(state.records)
 
     def register(requested, completed):
-        assert requested() == (trace_cupti.BUFFER, 0)
+        assert requested() == (activity.BUFFER, 0)
         state.completed = completed
 
     clock = iter(range(1_000, 10**6, 1_000))
@@ -104,15 +105,15 @@ def cupti(monkeypatch):
     package.cupti = module
     package.__spec__ = types.SimpleNamespace(name="cupti")
     monkeypatch.setitem(sys.modules, "cupti", package)
-    monkeypatch.setattr(trace_cupti, "_registered", [])
-    monkeypatch.setattr(trace_cupti, "missing", lambda: None)
+    monkeypatch.setattr(activity, "_registered", [])
+    monkeypatch.setattr(activity, "missing", lambda: None)
     state.module = module
     return state
 
 
 @pytest.fixture
 def events(cupti):
-    found = [trace_cupti.event_of(cupti.module, one) for one in RECORDED]
+    found = [activity.event_of(cupti.module, one) for one in RECORDED]
     assert found[-2:] == [None, None], "a kind that nobody asked for; a call whose times CUPTI could not collect"
     return sorted(SPANS + found[:-2], key=lambda e: e.start_ns)
 
@@ -123,22 +124,22 @@ def test_a_record_becomes_an_event(events):
     one = next(e for e in events if e.kind == "kernel" and e.correlation == 5)
     assert (one.name, one.track, one.ns) == ("sgemm(float*)", 13, 28_000)
     assert one.details == dict(grid=[8, 16, 1], block=[256, 1, 1], registers=122, static_smem=1024, dynamic_smem=2048, cluster=[2, 1, 1])
-    assert trace.caller(events, one).name == "cuLaunchKernel", "the innermost call"
+    assert timeline.caller(events, one).name == "cuLaunchKernel", "the innermost call"
     assert [e.name for e in events if e.kind == "overhead"] == ["buffer flush"]
 
 
 def test_a_call_holds_what_it_called_and_started(events):
-    names = [e.name for e in trace.inside(events, SPANS[0])]
+    names = [e.name for e in timeline.inside(events, SPANS[0])]
     assert names == ["cupy.matmul", "cudaEventRecord", "cudaLaunchKernel", "cuLaunchKernel", "sgemm(float*)"]
-    found = trace.summary(events, SPANS[0])
+    found = timeline.summary(events, SPANS[0])
     assert {name: round(1e9 * value) for name, value in found.items()} == dict(
         until_launch_s=7_500, launch_s=1_000, until_start_s=2_500, kernel_s=28_000, call_s=10_000, after_s=29_000)
     with pytest.raises(LabError, match="holds no kernel"):
-        trace.summary(events, SPANS[1])
+        timeline.summary(events, SPANS[1])
 
 
 def test_own_time_leaves_out_what_lies_inside(events):
-    rows = trace.lines(trace.inside(events, SPANS[0]))
+    rows = timeline.lines(timeline.inside(events, SPANS[0]))
     assert [(r["depth"], round(1e9 * r["time_s"]), round(1e9 * r["own_s"])) for r in rows] == [
         (0, 10_000, 7_500), (1, 500, 500), (1, 2_000, 1_000), (2, 1_000, 1_000), (0, 28_000, 28_000)]
     assert rows[-1]["grid"] == "8x16 = 128" and rows[-1]["block"] == "256" and rows[-1]["dynamic_smem_bytes"] == 2048
@@ -147,9 +148,9 @@ def test_own_time_leaves_out_what_lies_inside(events):
 
 def test_what_overlaps_goes_to_a_lane_of_its_own():
     events = [Event("kernel", name, *times) for name, times in dict(a=(0, 10), b=(5, 15), c=(10, 12), d=(12, 30), e=(15, 20)).items()]
-    lanes = [[(p.event.name, p.depth) for p in lane] for lane in trace.place(events)]
+    lanes = [[(p.event.name, p.depth) for p in lane] for lane in timeline.place(events)]
     assert lanes == [[("a", 0), ("c", 0), ("d", 0), ("e", 1)], [("b", 0)]]
-    assert [p.own_ns for p in trace.place(events)[0]] == [10, 2, 13, 5]
+    assert [p.own_ns for p in timeline.place(events)[0]] == [10, 2, 13, 5]
 
 
 # The file
@@ -173,7 +174,7 @@ def valid(found):
     for e in events:
         assert e["ph"] in "MXsf" and isinstance(e["pid"], int) and isinstance(e["tid"], int)
         if e["ph"] == "X":
-            assert e["ts"] >= 0 and e["dur"] >= 0 and e["name"] and e["cat"] in trace.KINDS
+            assert e["ts"] >= 0 and e["dur"] >= 0 and e["name"] and e["cat"] in timeline.KINDS
             threads.setdefault((e["pid"], e["tid"]), []).append(e)
     assert all(nested(mine) for mine in threads.values())
     assert {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"} == set(threads)
@@ -188,7 +189,7 @@ def valid(found):
 
 
 def test_the_file_is_valid_and_nested(events, tmp_path):
-    file = trace.write(tmp_path / "there" / "trace.json", trace.chrome(events, dict(device="NVIDIA H200")))
+    file = timeline.write(tmp_path / "there" / "trace.json", timeline.chrome(events, dict(device="NVIDIA H200")))
     found = json.loads(file.read_text())
     assert valid(found) == 4, "three kernels and a fill"
     assert found["otherData"]["device"] == "NVIDIA H200" and found["displayTimeUnit"] == "ns"
@@ -198,36 +199,36 @@ def test_the_file_is_valid_and_nested(events, tmp_path):
     one = next(e for e in found["traceEvents"] if e.get("cat") == "kernel")
     assert one["args"]["registers"] == 122 and one["dur"] == 28.0
     assert list(tmp_path.rglob(".*")) == []
-    assert valid(trace.chrome([], {})) == 0
+    assert valid(timeline.chrome([], {})) == 0
 
 
 def test_a_matmul_of_an_h200_is_read_as_it_was():
     """What CUPTI recorded there of one cupy.matmul, the wait for it, and a graph of twenty."""
     found = [Event(**one) for one in json.loads((Path(__file__).parent / "recorded/cupti_h200.json").read_text())]
-    valid(trace.chrome(found, {}))
+    valid(timeline.chrome(found, {}))
     call, graph = (next(e for e in found if e.details.get("part") == part) for part in ("call", "graph"))
-    first, *_, last = rows = trace.lines(trace.inside(found, call))
+    first, *_, last = rows = timeline.lines(timeline.inside(found, call))
     assert (first["name"], first["depth"], last["kind"], last["grid"], last["registers"]) == (
         "cupy.matmul(A, B, out=C)", 0, "kernel", "8x16 = 128", 224)
     assert [row["name"] for row in rows if row["depth"] == 1 and row["time_s"] > 2e-6] == ["cudaLaunchKernelExC"]
     assert first["own_s"] == pytest.approx(first["time_s"] - sum(row["time_s"] for row in rows if row["depth"] == 1))
-    figures = trace.summary(found, call)
+    figures = timeline.summary(found, call)
     assert figures["until_launch_s"] + figures["launch_s"] + figures["until_start_s"] == pytest.approx(last["start_s"])
     assert 0 < figures["until_start_s"] < 5e-6 and 50e-6 < figures["kernel_s"] < 60e-6 < figures["call_s"] < 70e-6
-    kernels = [e for e in trace.inside(found, graph) if e.kind == "kernel"]
-    assert len(kernels) == 20 and {trace.caller(found, e).name for e in kernels} == {"cudaGraphLaunch"}
+    kernels = [e for e in timeline.inside(found, graph) if e.kind == "kernel"]
+    assert len(kernels) == 20 and {timeline.caller(found, e).name for e in kernels} == {"cudaGraphLaunch"}
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LabError, match="cannot write"):
-        trace.write(tmp_path / "file" / "trace.json", {})
+        timeline.write(tmp_path / "file" / "trace.json", {})
 
 
 # CUPTI
 
 def test_recording_collects_and_leaves_nothing_on(cupti):
-    with trace_cupti.recording() as found:
+    with activity.recording() as found:
         with found.span("a call", part="call"):
             pass
         assert ActivityKind.RUNTIME in cupti.enabled and ActivityKind.CONCURRENT_KERNEL in cupti.enabled
@@ -237,12 +238,12 @@ def test_recording_collects_and_leaves_nothing_on(cupti):
 
 
 def test_a_launch_has_its_way(cupti, monkeypatch):
-    monkeypatch.setattr(trace_cupti, "native_stack", lambda: [
+    monkeypatch.setattr(activity, "native_stack", lambda: [
         dict(library="python3.12", functions=["main"]), dict(library="_routines_linalg.so", functions=[]),
         dict(library="libcublas.so.13", functions=["cublasGemmEx", "a", "b", "c"]),
         dict(library="libcuda.so.1", functions=["cuLaunchKernel"]), dict(library="libcupti.so.13", functions=[]),
         dict(library="python3.12", functions=[])])
-    with trace_cupti.recording(stacks=True) as found:
+    with activity.recording(stacks=True) as found:
         assert {"callback cuLaunchKernel", "callback cuGraphLaunch"} <= set(cupti.enabled) and "callback cuMemAlloc" not in cupti.enabled
         cupti.enabled[:] = [one for one in cupti.enabled if not isinstance(one, str)]
         for site in (0, 1):
@@ -251,13 +252,13 @@ def test_a_launch_has_its_way(cupti, monkeypatch):
     assert python["library"] == "python" and "test_a_launch_has_its_way" in python["functions"][-1]
     assert [one["library"] for one in libraries] == ["_routines_linalg.so", "libcublas.so.13", "libcuda.so.1"]
     assert libraries[1]["functions"] == ["cublasGemmEx", "a", "b"]
-    lines = trace_run.path_lines({"sgemm": found.stacks[5]})
+    lines = follow.path_lines({"sgemm": found.stacks[5]})
     assert lines[0] == "from Python to the launch of sgemm:" and "libcublas.so.13: cublasGemmEx" in lines[3]
 
 
 def test_the_native_stack_names_exported_functions():
     seen = []
-    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda a, b: seen.append(trace_cupti.native_stack()) or 0)
+    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda a, b: seen.append(activity.native_stack()) or 0)
     ctypes.CDLL(None).qsort((ctypes.c_int * 2)(2, 1), 2, 4, compare)
     assert any(one["library"].startswith("libc.") and any("qsort" in name for name in one["functions"]) for one in seen[0])
 
@@ -268,7 +269,7 @@ def test_the_native_stack_names_exported_functions():
     (Result.ERROR_NOT_COMPATIBLE, "refuses .ERROR_NOT_COMPATIBLE.: update the driver"), (9999, "refuses .9999.")])
 def test_what_cupti_refuses_is_one_line_with_its_cure(cupti, status, words):
     cupti.refuse = cuptiError(int(status))
-    with pytest.raises(LabError, match=words) as caught, trace_cupti.recording():
+    with pytest.raises(LabError, match=words) as caught, activity.recording():
         raise AssertionError("recorded")
     assert "\n" not in str(caught.value) and not cupti.enabled
 
@@ -276,21 +277,21 @@ def test_what_cupti_refuses_is_one_line_with_its_cure(cupti, status, words):
 def test_a_library_that_does_not_load_and_records_that_cannot_be_read(cupti):
     cupti.refuse = RuntimeError("Failed to dlopen\nlibcupti.so.13")
     with pytest.raises(MissingTool, match="does not load .Failed to dlopen libcupti.so.13.: pip install nvidia-cuda-cupti"), \
-            trace_cupti.recording():
+            activity.recording():
         pass
     cupti.refuse, cupti.records = None, [types.SimpleNamespace(kind=int(ActivityKind.DRIVER))]
-    with pytest.raises(LabError, match="could not be read"), trace_cupti.recording():
+    with pytest.raises(LabError, match="could not be read"), activity.recording():
         pass
     assert not cupti.enabled
 
 
 def test_without_cupti_python_it_says_what_installs_it(monkeypatch):
-    monkeypatch.setattr(trace_cupti.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(trace_cupti, "versions", lambda: {"cupy-cuda13x": "14"})
-    assert 'pip install -e ".[trace]"' in trace_cupti.missing()
-    monkeypatch.setattr(trace_cupti, "versions", lambda: {"cupy-cuda12x": "14"})
-    assert "[cuda13,trace]" in trace_cupti.missing()
-    with pytest.raises(MissingTool), trace_cupti.recording():
+    monkeypatch.setattr(activity.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(activity, "versions", lambda: {"cupy-cuda13x": "14"})
+    assert 'pip install -e ".[trace]"' in activity.missing()
+    monkeypatch.setattr(activity, "versions", lambda: {"cupy-cuda12x": "14"})
+    assert "[cuda13,trace]" in activity.missing()
+    with pytest.raises(MissingTool), activity.recording():
         pass
 
 
@@ -316,15 +317,15 @@ def test_a_run_under_cupti_has_its_parts_and_nothing_else(cupti):
     found = replace(found, spans={}, ways={})
     enable = state.module.enable_callback
     state.module.enable_callback = lambda *words: enable(*words) or setattr(state, "stacks", True)
-    trace_run._by_cupti(device, None, launch, lambda: launch(3), 3, found)
+    follow._by_cupti(device, None, launch, lambda: launch(3), 3, found)
     assert set(found.spans) == {"call", "call_wait", "queued", "queued_wait", "graph", "graph_wait"}
     assert len([e for e in found.events if e.kind == "kernel"]) == 1 + 3 + 3 and list(found.ways) == ["sgemm(float*)"]
     assert [e.kind for e in found.call] == ["python", "driver", "kernel"] and found.figures["launch_s"] == pytest.approx(300e-9)
-    assert valid(trace.chrome(found.events, {})) == 7
+    assert valid(timeline.chrome(found.events, {})) == 7
 
 
 def test_own_spans_move_to_the_thread_whose_calls_they_hold(events):
-    moved = trace_run._on_one_thread([replace(e, track=1) if e.kind == "python" else e for e in events])
+    moved = follow._on_one_thread([replace(e, track=1) if e.kind == "python" else e for e in events])
     assert moved == events
 
 
@@ -350,7 +351,7 @@ def played(lab, monkeypatch, events):
             asked.update(more, subject=subject, problem=problem)
             return found or traced(events)
         monkeypatch.setattr(gpu, "backend", lambda name=None, **emulated: Played())
-        monkeypatch.setattr(trace_run, "run", play)
+        monkeypatch.setattr(follow, "run", play)
         return lab("trace", *words), asked
     return run
 
@@ -380,7 +381,7 @@ def test_without_cupti_it_says_so_and_claims_no_more(played):
     found = replace(traced(events, "left out, as asked"), spans={"call": call}, ways={})
     text = works(played("matmul", "--no-cupti", found=found)[0]).stdout
     assert "Without CUPTI (left out, as asked): host clocks" in text and "its kernels took 28.00 µs between two events" in text
-    assert "until the launch is called" not in text and valid(trace.chrome(events, {})) == 1
+    assert "until the launch is called" not in text and valid(timeline.chrome(events, {})) == 1
 
 
 def test_without_a_gpu_there_is_the_plan(lab, tmp_path):

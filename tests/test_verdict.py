@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cudalab import ncu, registry, verdict
+from cudalab import registry
 from cudalab.devices import NAMED
 from cudalab.errors import LabError, MissingTool
-from cudalab.roofline import demands
+from cudalab.roofline import ncu, verdict
+from cudalab.roofline.roofs import demands
 
 H200 = NAMED["NVIDIA H200"]
 # a kernel that waits for global memory: half of DRAM's rate, a third of the warps

@@ -45,8 +45,8 @@ def roofline(targets, shapes, dtypes, variants, sets, counters, measure, save, c
              python cli.py roofline step5 --device "RTX 4060"
              python cli.py roofline --model config.json --batch 8 --sequence 4096
     """
-    from cudalab import placement, results, roofplot
-    from cudalab import plot as plotting
+    from cudalab import plot, results
+    from cudalab.roofline import chart, placement
     if shapes and len(targets) != 1:
         raise click.UsageError("--shape has the dimensions of one op: name one step or op")
     source = click.get_current_context().get_parameter_source
@@ -54,7 +54,7 @@ def roofline(targets, shapes, dtypes, variants, sets, counters, measure, save, c
     if given and not config:
         raise click.UsageError(f"{', '.join(given)}: only with --model")
     if picture:
-        plotting.require_file(picture)
+        plot.require_file(picture)
     place, chosen, arch = _place(backend, device, measure or save)
     if save:
         results.append(save, [])  # a file that cannot be written is said now
@@ -73,7 +73,7 @@ def roofline(targets, shapes, dtypes, variants, sets, counters, measure, save, c
         click.echo("\n\n".join(filter(None, (f"{chosen.name}", placement.roofs_text(chosen, known), placement.points_text(points),
                                               "\n".join(sentences)))))
     if picture:
-        opt.note(f"drawn in {roofplot.draw(points, known, chosen, picture)}")
+        opt.note(f"drawn in {chart.draw(points, known, chosen, picture)}")
 
 
 def _place(backend, device, measured):
@@ -92,21 +92,22 @@ def _place(backend, device, measured):
 def _roofs(place, device, measure: bool, save, protocol: str) -> dict:
     """The roofs that count: kept ones, or on a GPU those measured now."""
     from cudalab import registry, results
-    from cudalab import roofline as model_of
     from cudalab import study as studying
-    kept = model_of.measured(device, protocol)
+    from cudalab.roofline import roofs
+    kept = roofs.measured(device, protocol)
     if place.name == "emulator" or kept and not measure and not save:
-        return model_of.architecture(device) | kept
-    rows = list(opt.with_bar(lambda progress: studying.run(registry.studies()[model_of.STUDY], place, progress)))
+        return roofs.architecture(device) | kept
+    rows = list(opt.with_bar(lambda progress: studying.run(registry.studies()[roofs.STUDY], place, progress)))
     if save:
         results.append(save, rows)
-    return model_of.architecture(device) | model_of.measured(device, protocol, rows)
+    return roofs.architecture(device) | roofs.measured(device, protocol, rows)
 
 
 def _steps(targets, shapes, dtypes, variants, settings, counters, place, device, arch, known) -> list[dict]:
     """The points of the steps named, of all of them without a name."""
-    from cudalab import placement, registry, results
+    from cudalab import registry, results
     from cudalab.installed import program
+    from cudalab.roofline import placement
     steps = [step for text in targets for step in opt.targets(text, settings, {})] or registry.steps()
     work = [(step, problem) for step in steps for step, problem in opt.work([step], shapes, "bench", dtypes, variants, first=True)]
     rows, wanted = results.rows(device.name), bool(targets) if counters is None else counters
@@ -139,8 +140,8 @@ def _steps(targets, shapes, dtypes, variants, settings, counters, place, device,
 
 
 def _model(config, batch, sequence, phase, dtypes, device, known) -> list[dict]:
-    from cudalab import model, placement
     from cudalab.dtypes import dtype_of
+    from cudalab.roofline import model, placement
     if len(dtypes) > 1:
         raise click.UsageError("a model has one --dtype")
     dtype = dtypes[0] if dtypes else MODEL_DTYPE

@@ -34,9 +34,9 @@ def trace(target, shapes, dtypes, variants, sets, out, cupti, calls, backend, se
     Example: python cli.py trace matmul --shape 1024 --out matmul.json
              python cli.py trace step12
     """
-    from cudalab import gpu, registry, report, trace_run
-    from cudalab import trace as tracing
-    from cudalab.trace_run import MATMUL
+    from cudalab import gpu, registry, report
+    from cudalab.trace import follow, timeline
+    from cudalab.trace.follow import MATMUL
     settings = opt.assignments(sets)
     matmul = target == MATMUL
     if matmul and settings:
@@ -48,23 +48,23 @@ def trace(target, shapes, dtypes, variants, sets, out, cupti, calls, backend, se
     if place.name == "emulator":
         return _plan(plan, matmul, out, place.target, as_json)
     if out:
-        tracing.require_writable(out)  # said now, not after the tracing
+        timeline.require_writable(out)  # said now, not after the tracing
 
     def make(progress):
-        yield trace_run.run(place, MATMUL if matmul else step, problem, config=settings, cupti=cupti, calls=calls, seed=seed,
+        yield follow.run(place, MATMUL if matmul else step, problem, config=settings, cupti=cupti, calls=calls, seed=seed,
                             progress=progress)
     found = next(opt.with_bar(make))
     if out:
-        opt.note(f"written: {tracing.write(out, tracing.chrome(found.events, trace_run.about(found, place)))}")
+        opt.note(f"written: {timeline.write(out, timeline.chrome(found.events, follow.about(found, place)))}")
     if as_json:
-        return opt.print_json(dict(trace_run.about(found, place), events=tracing.as_json(found.events), rows=tracing.lines(found.call),
-                                   conclusions=trace_run.sentences(found.figures)))
+        return opt.print_json(dict(follow.about(found, place), events=timeline.as_json(found.events), rows=timeline.lines(found.call),
+                                   conclusions=follow.sentences(found.figures)))
     click.echo(f"{found.subject} at {report.problem_text(problem)} on {place.device.name}; {found.said}\n")
-    click.echo(call_table(tracing.lines(found.call), report) + "\n")
+    click.echo(call_table(timeline.lines(found.call), report) + "\n")
     click.echo(cost_table(found.costs, report) + "\n")
     if found.ways:
-        click.echo("\n".join(trace_run.path_lines(found.ways)) + "\n")
-    click.echo("\n".join(report.fold(sentence) for sentence in trace_run.sentences(found.figures)))
+        click.echo("\n".join(follow.path_lines(found.ways)) + "\n")
+    click.echo("\n".join(report.fold(sentence) for sentence in follow.sentences(found.figures)))
 
 
 def _only(plans):

@@ -3,8 +3,8 @@
 import math
 
 from cudalab.expressions import cdiv
-from cudalab.memory import access_order, bandwidth, bank_conflicts, constant_cache, l2_parts, latency, register_file, spilling
 from cudalab.spec import Fill, Launch, Op, Tensor, i32, scratch, shapes
+from cudalab.studies.memory import access_order, bandwidth, bank_conflicts, constant_cache, l2_parts, latency, register_file, spilling
 
 TITLE = "every level of memory, measured"
 

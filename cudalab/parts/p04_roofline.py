@@ -4,13 +4,13 @@ from cudalab.devices import per_cycle
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadShape
 from cudalab.expressions import cdiv
-from cudalab.memory.bandwidth import FROM_L2, IN_BULK, ROW
 from cudalab.occupancy import LIMITS
 from cudalab.parts.p03_memory import bulk, interleaved
 from cudalab.problem import shapes
-from cudalab.roofline import COMPUTE
-from cudalab.roofs import COLUMNS, Target, conclude, measure, plot
+from cudalab.roofline.roofs import COMPUTE
 from cudalab.spec import Launch, Op, Tensor
+from cudalab.studies.memory.bandwidth import FROM_L2, IN_BULK, ROW
+from cudalab.studies.roofline import COLUMNS, Target, conclude, measure, plot
 from cudalab.study import Study
 
 TITLE = "the roofline: a device's roofs, and what limits a kernel"

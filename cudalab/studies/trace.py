@@ -20,10 +20,10 @@ def matmul(place, progress):
                            block="x".join(map(str, launch["block"])), registers=launch["registers"],
                            shared_bytes=launch["static_smem"] + launch["dynamic_smem"])
         return
-    from cudalab import trace, trace_run
-    found = trace_run.run(place, trace_run.MATMUL, problem, progress=progress)
+    from cudalab.trace import follow, timeline
+    found = follow.run(place, follow.MATMUL, problem, progress=progress)
     figures = found.figures
-    for line in trace.lines(found.call):
+    for line in timeline.lines(found.call):
         shared = None if line["static_smem_bytes"] is None else line["static_smem_bytes"] + line["dynamic_smem_bytes"]
         yield dict(what="· " * line["depth"] + line["name"], kind=line["kind"], start_s=line["start_s"], time_s=line["time_s"],
                    own_s=line["own_s"], correlation=line["correlation"], grid=line.get("grid"), block=line.get("block"),
@@ -46,7 +46,7 @@ def plot(axes, rows):
 
 
 def conclude(rows):
-    from cudalab.trace_run import sentences
+    from cudalab.trace.follow import sentences
     return sentences(rows[0]) if "first_s" in rows[0] else []
 
 

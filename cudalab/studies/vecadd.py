@@ -338,8 +338,8 @@ def launch(place, progress):
         progress(number, len(ways), "vecadd/launch")
         row = dict(way=way, kernels_of_a_call=count, calls_for_1000=1000 // count)
         if place.name != "emulator":
-            from cudalab.launch_cost import PENDING, launch_cost
             from cudalab.measure import time_plan
+            from cudalab.trace.launch_cost import PENDING, launch_cost
             timing = time_plan(place, plan, cold=False, graph=count if way == "graph" else 0, batches=BATCHES)
             call = place.prepare(plan, place.allocate(plan.tensors.values(), str(plan.problem)))
             if way == "graph":

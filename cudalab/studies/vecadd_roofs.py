@@ -1,6 +1,6 @@
 """The ladder of part 2 beside what the memory allows: reading alone and writing alone, weighted as a vector add reads and writes."""
 
-from cudalab.memory.bandwidth import IN_BULK, ROW
+from cudalab.studies.memory.bandwidth import IN_BULK, ROW
 from cudalab.studies.vecadd import BATCHES, COLOURS, COUNTED, is_timed, moved, plan_of, text
 from cudalab.study import Study
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cudalab.errors import LabError, MissingTool
 from cudalab.installed import versions
-from cudalab.trace import Event
+from cudalab.trace.timeline import Event
 
 BUFFER = 8 * 2**20  # bytes that CUPTI fills before it hands them over
 FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: records that are not complete, too

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from cudalab.devices import Device
-from cudalab.memory import knees, published
-from cudalab.memory.knees import Plateau
 from cudalab.report import bytes_text
 from cudalab.spec import Step
+from cudalab.studies.memory import knees, published
+from cudalab.studies.memory.knees import Plateau
 from cudalab.study import Progress, Study
 
 LINE, SHARED_LINE = 128, 32  # bytes from one line of the chain to the next: a cache line; any number
@@ -57,7 +57,7 @@ def _row(curve: str, hop: str, size: int, device: Device, **more) -> dict:
 
 
 def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> Iterator[dict]:
-    from cudalab.memory import checked
+    from cudalab.studies.memory import checked
     # (curve, hop, step, configuration, sizes)
     kinds = [("through L1", "address", through_caches, dict(CACHE=0), knees.spaced(8 * LINE, LARGEST, COARSE, LINE)),
              ("through L1", "index", through_caches, dict(CACHE=0, INDEXED=1), [IN_L1]),
@@ -102,7 +102,7 @@ def _count(kinds, place, progress: Progress) -> Iterator[dict]:
 
 def _measure_reach(step: Step, place, progress: Progress) -> Iterator[dict]:
     from cudalab.counted import count_plan
-    from cudalab.memory import checked
+    from cudalab.studies.memory import checked
     if place.name == "emulator":
         for pages in EMULATED[:4]:
             total = count_plan(_plan(step, pages, 2 * pages, CACHE=1, STRIDE=4096 + LINE), place)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cudalab import cublaslt, traffic
 from cudalab.errors import LabError, UnknownName
 from cudalab.installed import cure
+from cudalab.peers import cublaslt, traffic
 from cudalab.problem import Problem
 
 

@@ -22,7 +22,7 @@ def study(every_line: Step) -> Study:
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
     from cudalab.counted import count_plan
-    from cudalab.memory import checked
+    from cudalab.studies.memory import checked
     progress(0, 1, "lines by multiprocessor")
     if place.name == "emulator":
         for blocks, lines in ((1, 16), (4, 16), (4, 64)):

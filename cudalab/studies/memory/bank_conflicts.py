@@ -39,7 +39,7 @@ def patterns(width: int, threads: int) -> dict:
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
     from cudalab.counted import count_plan
     from cudalab.emulator import Emulator
-    from cudalab.memory import checked
+    from cudalab.studies.memory import checked
     emulator = place if place.name == "emulator" else Emulator(place.target, device=place.device)
     cases = [(width, name) for width in WIDTHS for name in patterns(width, 1)]
     for number, (width, name) in enumerate(cases):

@@ -4,11 +4,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cudalab import labels, plot
+from cudalab import plot
 from cudalab.devices import Device
 from cudalab.errors import BadResults, LabError
 from cudalab.report import scaled_text
-from cudalab.roofline import Roof
+from cudalab.roofline import labels
+from cudalab.roofline.roofs import Roof
 
 COLOURS = ("#b5532a", "#2f6ca3", "#4f7d4f", "#7a4f8f", "#8a7a2f", "#3f8a8a", "#555555")
 FONT = 7  # of labels; below that nobody reads them

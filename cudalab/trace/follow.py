@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cudalab import check, trace_cupti
+from cudalab import check
 from cudalab.errors import LabError, WrongResult
-from cudalab.launch_cost import LaunchCost, launch_cost
 from cudalab.problem import Problem
 from cudalab.spec import Plan, Step
-from cudalab.trace import Event, inside, summary
+from cudalab.trace import activity
+from cudalab.trace.launch_cost import LaunchCost, launch_cost
+from cudalab.trace.timeline import Event, inside, summary
 
 CALLS = 20  # that are queued without waiting, and that one graph holds
 WARM = 3
@@ -23,7 +24,7 @@ CUBLAS_WORKSPACE = 32 * 2**20  # bytes; what NVIDIA advises for Hopper
 @dataclass
 class Traced:
     """What was found of a subject.  said: what a reader must know of it; why: None where the events are CUPTI's, else why they are not.
-    spans: "call", "queued", "graph" -> the event of the host around that part; ways: kernel name -> way of its launch (trace_cupti.way);
+    spans: "call", "queued", "graph" -> the event of the host around that part; ways: kernel name -> way of its launch (activity.way);
     costs: name -> (LaunchCost, kernels of one call), the subject's own first and its graph's last; first_s: the first call of the process,
     until the device has ended."""
 
@@ -44,7 +45,7 @@ class Traced:
 
     @property
     def figures(self) -> dict:
-        """The one call and its costs as flat figures: trace.summary (by host clocks only what these can tell), first_s, host_s and
+        """The one call and its costs as flat figures: timeline.summary (by host clocks only what these can tell), first_s, host_s and
         stream_s a call, graph_host_s and graph_stream_s in a graph of graph_kernels calls, without_cupti (why, or None)."""
         if self.why is None:
             found = summary(self.events, self.spans["call"])
@@ -71,7 +72,7 @@ def run(gpu, subject: str | Step, problem: Problem, *, config: Mapping[str, int]
         if progress:
             progress(next(stages), 4, f"trace {name}")
 
-    why = "left out, as asked" if not cupti else trace_cupti.missing()
+    why = "left out, as asked" if not cupti else activity.missing()
     tensors = list((plan.tensors if plan else op.tensors(problem)).values())
     buffers = gpu.allocate(tensors, str(problem))
     with gpu.stream:
@@ -154,14 +155,14 @@ def cublas_call(problem: Problem, buffers: Mapping, stream) -> Callable[[], None
 
 def _by_cupti(gpu, plan, call: Callable, graph: Callable, calls: int, found: Traced) -> None:
     """Twice: once for the stacks, whose cost would spoil the times, once for the times."""
-    with trace_cupti.recording(stacks=True) as recorded, gpu.stream:
+    with activity.recording(stacks=True) as recorded, gpu.stream:
         for _ in range(WARM):
             call()
         gpu.synchronize(found.subject)
     for event in recorded.events:
         if event.kind == "kernel" and event.correlation in recorded.stacks:
             found.ways.setdefault(event.name, recorded.stacks[event.correlation])
-    with trace_cupti.recording() as recorded, gpu.stream:
+    with activity.recording() as recorded, gpu.stream:
         for _ in range(WARM):  # CUPTI's own first times
             call()
         graph()

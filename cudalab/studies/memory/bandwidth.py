@@ -7,10 +7,10 @@ copy engine, in pieces, past L1.  On the emulator: requests, sectors and bytes o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudalab.memory import knees
-from cudalab.memory.latency import UNIFIED, size_axis
 from cudalab.report import bytes_text, scaled_text
 from cudalab.spec import Step
+from cudalab.studies.memory import knees
+from cudalab.studies.memory.latency import UNIFIED, size_axis
 from cudalab.study import Progress, Study
 
 ROW = 256  # bytes

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cudalab.memory import knees
-from cudalab.memory.latency import size_axis
 from cudalab.report import bytes_text
 from cudalab.spec import Step
+from cudalab.studies.memory import knees
+from cudalab.studies.memory.latency import size_axis
 from cudalab.study import Progress, Study
 
 LINE, BANK = 64, 65536  # bytes from one line of the chain to the next; bytes of the bank
@@ -22,7 +22,7 @@ def study(chain: Step) -> Study:
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
     from cudalab.counted import count_plan
-    from cudalab.memory import checked
+    from cudalab.studies.memory import checked
     if place.name == "emulator":
         for lines in (1, 8, 100):
             progress(0, 1, f"{lines} lines")

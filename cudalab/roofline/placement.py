@@ -8,14 +8,14 @@ the roof); and of the verdict limit, share_of_limit, words, first, counters.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from cudalab import ncu, roofline, verdict
 from cudalab.devices import Device
 from cudalab.emulator.counters import derived
 from cudalab.errors import LabError, OutOfMemory
-from cudalab.model import PHASES, Model, kernels, resident_bytes
 from cudalab.problem import Problem
 from cudalab.report import fold, problem_text, scaled_text, table, time_text
-from cudalab.roofline import COMPUTE, Roof
+from cudalab.roofline import ncu, roofs, verdict
+from cudalab.roofline.model import PHASES, Model, kernels, resident_bytes
+from cudalab.roofline.roofs import COMPUTE, Roof
 from cudalab.spec import Step
 
 UNKNOWN = dict.fromkeys(("time_s", "source", "rate_per_s", "share", "limit", "share_of_limit", "words", "first", "counters"))
@@ -24,7 +24,7 @@ UNKNOWN = dict.fromkeys(("time_s", "source", "rate_per_s", "share", "limit", "sh
 def place(step: Step, problem: Problem, known: Mapping[str, Roof]) -> dict:
     """A step by its op's own count of work; no time is in it yet."""
     op = step.op
-    compute, flops, traffic = roofline.compute_roof(problem, known), op.flops(problem), roofline.traffic(op, problem)
+    compute, flops, traffic = roofs.compute_roof(problem, known), op.flops(problem), roofs.traffic(op, problem)
     return dict(kernel=step.path, shape=problem_text(problem), dtype=problem.dtype, variant=problem.variant, phase=None, count=1,
                 **_floor(flops, *traffic, compute, known))
 
@@ -38,7 +38,7 @@ def require_room(step: Step, problem: Problem, device: Device) -> None:
 
 
 def _floor(flops: int, read: int, written: int, compute: str, known: Mapping[str, Roof]) -> dict:
-    times = {compute: flops / known[compute].value, "dram": roofline.dram_time(read, written, known)}
+    times = {compute: flops / known[compute].value, "dram": roofs.dram_time(read, written, known)}
     bound = max(times, key=times.get)
     return dict(flops=flops, bytes=read + written, intensity=flops / (read + written), compute=compute, bound=bound, floor_s=times[bound],
                 **UNKNOWN)
@@ -76,7 +76,7 @@ def by_work(point: dict, step: Step, problem: Problem, target: str, device: Devi
     if not one:
         raise LabError(f"{one.label} is wrong on the emulator: {one.verdicts[0].reason}")
     total = one.counters.total()
-    demands = roofline.demands(total, device, problem.dtype)
+    demands = roofs.demands(total, device, problem.dtype)
     found = verdict.of_work(demands, point["bound"], excess=derived(total)["shared_excess"])
     but = "".join(f"; but {words}" for words in counted.joined(one))
     found = replace(found, words=f"counted at {problem_text(shapes[0])}: {found.words}{but}")
@@ -136,7 +136,7 @@ def model_sentences(points: Sequence[Mapping], batch: int, sequence: int) -> lis
 
 def roofs_text(device: Device, known: Mapping[str, Roof]) -> str:
     """The roofs, measured beside the architecture's."""
-    own = roofline.architecture(device)
+    own = roofs.architecture(device)
     lines = []
     for name, roof in known.items():
         unit, figure = "FLOP/s" if roof.unit == "FLOP" else "B/s", own.get(name)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from cudalab.errors import LabError, MissingTool
 from cudalab.installed import program
+from cudalab.roofline.verdict import NOT_WAITING, STALLS, UNITS
 from cudalab.spec import KERNELS, Plan
-from cudalab.verdict import NOT_WAITING, STALLS, UNITS
 
 _ELAPSED, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
 # our name -> ncu's; of several the largest counts

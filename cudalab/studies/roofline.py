@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cudalab import roofline
 from cudalab.devices import Device
 from cudalab.errors import LabError
 from cudalab.problem import Problem
 from cudalab.report import scaled_text
+from cudalab.roofline import roofs
 from cudalab.spec import Plan, Step
 from cudalab.study import Progress
 
@@ -50,7 +50,7 @@ def measure(targets: Callable[[Device, bool], Sequence[Target]], protocols: Sequ
     def rows(place, progress: Progress) -> Iterator[dict]:
         emulated = place.name == "emulator"
         found = [target for target in targets(place.device, emulated) if target.step.runs_on(place.device.sm, target.problem)]
-        architecture = roofline.architecture(place.device)
+        architecture = roofs.architecture(place.device)
         kinds = ("counted",) if emulated else protocols
         for number, target in enumerate(found):
             known = architecture.get(target.roof)

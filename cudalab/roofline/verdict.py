@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cudalab.roofline import Demand
+from cudalab.roofline.roofs import Demand
 
 BOUND = 0.8  # of what a unit can do: from here on it is the limit
 IDLE = 0.75  # of a kernel's time that a multiprocessor has work: below, the grid is the limit
@@ -122,7 +122,7 @@ def _latency(share: float, near: str, counters: Mapping, known) -> Verdict:
 
 
 def of_work(demands: Sequence[Demand], needed: str, time_s: float | None = None, excess: int = 0) -> Verdict:
-    """The verdict by counted work (roofline.demands, the busiest first): which limit would hold the kernel if nothing ever waited.
+    """The verdict by counted work (roofs.demands, the busiest first): which limit would hold the kernel if nothing ever waited.
 
     needed: the limit that the op has whatever the kernel does.  time_s: what the same work took on the device that the demands are of.
     excess: wavefronts of shared memory that are bank conflicts.

@@ -1,6 +1,6 @@
 """What happened when something ran: events of host and GPU joined by correlation ids, as a table and as a Chrome trace for Perfetto.
 
-Plain data: where the events come from (CUPTI, or events and host clocks) is the business of `trace_cupti` and `trace_run`.
+Plain data: where the events come from (CUPTI, or events and host clocks) is the business of `activity` and `follow`.
 """
 
 import contextlib
