@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudalab import check, dtypes, ladder, parts, registry, report, results
+from cudalab import check, dtypes, parts, readme, registry, report, results
 from cudalab.build import build
 from cudalab.emulator import Emulator
 from cudalab.errors import BadShape, UnknownName
@@ -272,9 +272,9 @@ def test_tables_come_by_kind(step, monkeypatch, row):
     monkeypatch.setattr(parts, "PARTS", (SimpleNamespace(__name__="p99_toy", TITLE="a toy", ops=(step.op,)),))
     rows = [row(op="scale", step="scale", shape=dict(M=3, K=40), dtype=dtype, variant=variant, peer=peer, bytes=8_000_000_000, flops=1,
                 roof="dram") for dtype, variant, peer in (("f32", None, "a.py:mine"), ("bf16", "halved", None))]
-    text = ladder.tables(rows)
-    assert "`scale` on NVIDIA H200, 3x40, every step" in text and "`scale` on NVIDIA H200, 3x40, bf16, halved, every step" in text
-    assert "--shape 3x40 --dtype bf16 --variant halved --save" in text and "--shape 3x40 --save" in text
+    text = readme.tables(rows)
+    assert "`scale` on NVIDIA H200, the fastest step" in text and "`scale` on NVIDIA H200, bf16, halved, the fastest step" in text
+    assert "--all-shapes --dtype bf16 --variant halved --save" in text and "--all-shapes --peer a.py:mine --save" in text
     assert "| TB/s |" in text and "TFLOP/s" not in text and "× a.py:mine" in text and "Beside a.py:mine" in text
     assert report.case_text(rows[1]) == "3x40 bf16 halved" and "3x40 bf16 halved" in report.measured(rows)
 

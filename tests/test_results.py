@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 
 import pytest
 
-from cudalab import ladder, registry, results
+from cudalab import readme, registry, results
 from cudalab.errors import BadResults, LabError
+from cudalab.spec import KERNELS
 
 SGEMM = registry.ops()["sgemm"]
 
@@ -123,10 +125,10 @@ def ladder_rows(row):
 
 
 def test_the_readme_gets_the_tables_and_keeps_the_rest(tmp_path, row):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{ladder.BEGIN}\nold\n{ladder.END}\nafter\n")
-    ladder.write_readme(readme, ladder_rows(row))
-    text = readme.read_text()
+    file = tmp_path / "README.md"
+    file.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    readme.write_readme(file, ladder_rows(row))
+    text = file.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     for step in SGEMM.steps:
         assert f"| `{step.id}` | {step.header[0]} |" in text
@@ -134,33 +136,95 @@ def test_the_readme_gets_the_tables_and_keeps_the_rest(tmp_path, row):
     ratio = 0.25 * len(SGEMM.steps)
     assert f"{ratio:.3f} | {ratio:.3f} |" in text and text.count(f"GFLOP is {ratio:.3f}.") == len(SGEMM.peers)
     assert f"Beside cublas: {ratio:.3f} to {ratio:.3f} times as fast, slower at none of the {len(SGEMM.shapes['bench'])} shapes." in text
-    assert f"`python cli.py bench sgemm --all-shapes --save rows.jsonl && {ladder._AFTER}`" in text
-    ladder.write_readme(readme, ladder_rows(row))
-    assert readme.read_text() == text, "written twice, it stays the same"
+    assert f"`python cli.py bench sgemm --all-shapes --save rows.jsonl && {readme._AFTER}`" in text
+    readme.write_readme(file, ladder_rows(row))
+    assert file.read_text() == text, "written twice, it stays the same"
     assert list(tmp_path.glob(".*")) == []
 
 
 def test_the_readme_says_where_the_library_is_faster_and_leaves_out_a_peer_of_one_step(row):
     slow, fast = dict(M=1024, N=1024, K=1024), dict(M=4096, N=4096, K=4096)
-    text = ladder.tables([row(shape=fast, time_s=2e-3), row(shape=fast, time_s=2e-3, peer="cublaslt"),
+    text = readme.tables([row(shape=fast, time_s=2e-3), row(shape=fast, time_s=2e-3, peer="cublaslt"),
                           row(shape=slow), row(step="01_naive")])
     assert "Beside cublas: 0.750 to 1.500 times as fast, slower at 1024³." in text
-    assert "geometric mean" not in text and "Beside cublaslt: 1.500" in text
+    assert "The geometric mean" not in text and "Beside cublaslt: 1.500 times as fast, at 4096³." in text
     assert "| share of the roof | × cublas |\n" in text, "the ladder shows the peers that every step was measured against"
 
 
-@pytest.mark.parametrize("text", ["no markers", f"{ladder.END}\n{ladder.BEGIN}", f"{ladder.BEGIN}\n{ladder.BEGIN}\n{ladder.END}"])
+def test_one_step_is_no_ladder_and_counts_only_if_it_is_the_last_or_the_fastest_elsewhere(tmp_path, row, monkeypatch):
+    from cudalab import plot
+    last = SGEMM.steps[-1].id
+    alone = readme.tables([row(step=last, time_s=2e-3)])
+    assert "every step" not in alone and "the fastest step at each shape" in alone and "also measured" not in alone
+    with pytest.raises(BadResults, match="nothing measured"):
+        plot.draw([row(step=last)], tmp_path)
+    small = dict(M=1024, N=1024, K=1024)
+    text = readme.tables([row(), row(peer="cublaslt", peer_time_s=2e-3), row(shape=small)])
+    assert "the fastest step" not in text.split("###")[1] and "every step" not in text
+    assert "| `05_blocktile_2d` | 4096³ | 34.4 | 50% of fp32 | 0.750 | 0.500 |" in text
+    assert f'`python cli.py bench sgemm/5 --shape "4096x4096x4096 1024x1024x1024" --save rows.jsonl && {readme._AFTER}`' in text
+    op = registry.ops()["tcgemm"]
+    found = [row(op="tcgemm", step=step, dtype=dtype, variant="nt", time_s=time_s) for step, dtype, time_s in (
+        ("10_persistent", "bf16", 2e-3), ("11_overlapped", "bf16", 1e-3), ("11_overlapped", "f16", 1e-3), ("10_persistent", "tf32", 1e-3))]
+    assert op.steps[-1].id != "11_overlapped"
+    text = readme.tables(found)
+    assert "f16, nt, the fastest step at each shape" in text, "11 is the fastest of bf16"
+    assert "tf32, nt, the fastest" not in text and "| `10_persistent` | 4096³ tf32 nt |" in text
+
+
+def test_the_list_on_top_has_a_line_and_a_link_for_every_part(row):
+    rows = [row(step=step, time_s=time_s, shape=dict(M=n, N=n, K=n), peer=peer, dtype="f32") for n in (4096, 2048, 1024)
+            for step, time_s in (("01_naive", 4e-3), ("12_stream_k", 2e-3)) for peer in SGEMM.peers]
+    rows += [row(op="vecadd", step=step, shape=dict(N=n), time_s=time_s, peer="cupy_add", flops=1e6, roof="dram")
+             for n in (2**28, 2**26) for step, time_s in (("05_vectors", 3e-3), ("06_one_pass", 2e-3))]
+    rows += [row(device="NVIDIA A100")]
+    text = readme.tables(rows)
+    lists = text[:text.index("###")].strip().split("\n\n")
+    assert [part.splitlines()[0].split(":")[0] for part in (lists[0], lists[2])] == ["On NVIDIA H200", "On NVIDIA A100"]
+    vecadd, sgemm = lists[1].splitlines()
+    assert sgemm == ("- [sgemm: a fast FP32 matmul, step by step past cuBLAS](#sgemm-a-fast-fp32-matmul-step-by-step-past-cublas): "
+                     "`sgemm/12_stream_k` 68.7 TFLOP/s, 50% of fp32, at 4096³; 1.500 × cublas over 2 shapes, 1.500 × cublaslt over 2")
+    assert vecadd.endswith("at 268435456; 1.500 × cupy_add over 2 shapes"), "where no shape is large, all count"
+    assert "The geometric mean over the 2 shapes is 1.500." in text and "The geometric mean over the 2 shapes of at least 10" in text
+    assert lists[3].endswith("(#sgemm-a-fast-fp32-matmul-step-by-step-past-cublas)"), "one step of many is no headline"
+
+
+def test_links_of_the_list_lead_to_headings():
+    assert readme.anchor("trace: from a Python call to silicon: 'trace matmul'") == "trace-from-a-python-call-to-silicon-trace-matmul"
+    text = (KERNELS.parent / "README.md").read_text()
+    headings = {readme.anchor(line.lstrip("# ")) for line in text.splitlines() if line.startswith("##")}
+    links = re.findall(r"\]\(#([^)]*)\)", text)
+    assert len(links) > 5 and set(links) <= headings
+
+
+def test_in_a_part_with_many_kinds_only_the_first_is_unfolded_and_no_picture_is(tmp_path, row):
+    from cudalab import plot
+    kinds = [("bf16", "nt"), ("bf16", "nn"), ("f16", "nt"), ("tf32", "nt")]
+    rows = [row(op="tcgemm", step=step, dtype=dtype, variant=variant, time_s=time_s) for dtype, variant in kinds
+            for step, time_s in (("11_overlapped", 1e-3), ("12_split_k", 2e-3))]
+    plot.draw(rows, tmp_path / "docs")
+    few, text = (readme.tables(rows[:count], tmp_path / "docs") for count in (6, 8))
+    assert "<details>" not in few and few.count("![") == 3
+    assert text.count("<details>") == text.count("</details>") == 3 and text.count("![") == 4
+    unfolded = re.sub(r"(?s)<details>.*?</details>", "", text)
+    assert unfolded.count("![") == 4 and "bf16, nt, every step" in unfolded and "f16, nt, every step" in text
+    assert unfolded.count(", every step (") == 1
+    assert "<summary>tcgemm, tf32, nt: every step, and the fastest at each shape; 3.000 × " in text
+    assert len(re.findall(r"</summary>\n\n", text)) == len(re.findall(r"\n\n</details>", text)) == 3, "so Markdown is read inside"
+
+
+@pytest.mark.parametrize("text", ["no markers", f"{readme.END}\n{readme.BEGIN}", f"{readme.BEGIN}\n{readme.BEGIN}\n{readme.END}"])
 def test_a_readme_without_its_markers_is_left_alone(tmp_path, row, text):
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
+    file = tmp_path / "README.md"
+    file.write_text(text)
     with pytest.raises(BadResults, match="results:begin"):
-        ladder.write_readme(readme, [row()])
-    assert readme.read_text() == text and list(tmp_path.glob(".*")) == []
+        readme.write_readme(file, [row()])
+    assert file.read_text() == text and list(tmp_path.glob(".*")) == []
 
 
 def test_other_protocols_shapes_and_unknown_steps_stay_out_of_the_tables(row):
     rows = [row(protocol="sustained"), row(step="99_gone"), row(shape=dict(M=3, N=3, K=3)), row(op="gone")]
-    assert ladder.tables(rows) == ""
+    assert readme.tables(rows) == ""
 
 
 def test_the_picture_is_the_same_for_the_same_rows(tmp_path, row):

@@ -9,7 +9,7 @@ import pytest
 import toy
 from command import fails, works
 
-from cudalab import counted, devices, gpu, ladder, parts, plot, registry, report, results
+from cudalab import counted, devices, gpu, parts, plot, readme, registry, report, results
 from cudalab import study as studying
 from cudalab.emulator import Emulator
 from cudalab.errors import BadResults, LabError, WrongResult
@@ -108,14 +108,31 @@ def test_the_readme_gets_picture_sentences_table_and_command(toy_part, tmp_path)
     files = plot.draw_studies(kept, tmp_path / "docs")
     assert [f.name for f in files] == ["toy-sizes-nvidia_h200.svg", "toy-sizes-nvidia_h200.png"]
     assert all(f.stat().st_size > 500 for f in files)
-    text = ladder.tables([], tmp_path / "docs", kept)
+    text = readme.tables([], tmp_path / "docs", kept)
     order = ("![toy/sizes on NVIDIA H200](docs/toy-sizes-nvidia_h200.svg)", "The knee is at 61.0 cycles.",
              "`python cli.py study toy/sizes --plot toy-sizes.svg` ([", "rows](results/studies/nvidia_h200/toy-sizes.jsonl)")
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
-    assert text.startswith("### toy: a toy\n") and "| 1 MiB |" not in text
-    assert "| 1 MiB |" in ladder.tables([], None, {("toy/other", H200.name): rows_of()}), "where no sentence says what it shows"
+    assert text.startswith(f"On {H200.name}: ") and "- [toy: a toy](#toy-a-toy): 1 study\n\n### toy: a toy\n" in text
+    assert "| 1 MiB |" not in text
+    assert "| 1 MiB |" in readme.tables([], None, {("toy/other", H200.name): rows_of()}), "where no sentence says what it shows"
     before = [f.read_bytes() for f in files]
     assert [f.read_bytes() for f in plot.draw_studies(kept, tmp_path / "docs")] == before, "the same rows give the same picture"
+
+
+def test_of_many_studies_tables_and_long_lists_are_folded(toy_part, tmp_path):
+    said = [f"Sentence {number}." for number in range(7)]
+    studies = [replace(SIZES, name=f"toy/s{number}", conclude=lambda rows: said) for number in range(3)] + [toy_part.studies[1]]
+    toy_part.studies = tuple(studies)
+    kept = {(study.name, H200.name): rows_of(study) for study in studies}
+    plot.draw_studies(kept, tmp_path / "docs")
+    text = readme.tables([], tmp_path / "docs", kept)
+    unfolded = re.sub(r"(?s)<details>.*?</details>", "", text)
+    assert "(#toy-a-toy): 4 studies\n" in text and text.count("![") == unfolded.count("![") == 3
+    assert text.count("<summary>2 more of toy/s1</summary>\n\n- Sentence 5.\n- Sentence 6.\n\n</details>") == 1
+    assert unfolded.count("- Sentence 4.") == 3 and "Sentence 5" not in unfolded
+    assert "<details><summary>the rows of toy/other</summary>\n\n| working set |" in text and "| 1 MiB |" not in unfolded
+    del kept[studies[0].name, H200.name]
+    assert "<details>" not in readme.tables([], tmp_path / "docs", kept)
 
 
 # The verb

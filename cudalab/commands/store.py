@@ -26,8 +26,9 @@ def results(ctx, wanted, device, readme, plot, as_json):
     """
     if ctx.invoked_subcommand:
         return
-    from cudalab import ladder, registry, report
+    from cudalab import registry, report
     from cudalab import results as store
+    from cudalab.readme import write_readme
     from cudalab.spec import KERNELS, Op
     rows = [row for row in store.rows() if device is None or device.lower() in row["device"].lower()]
     if wanted is not None:
@@ -43,7 +44,7 @@ def results(ctx, wanted, device, readme, plot, as_json):
         if rows or not written:
             written += drawing.draw(rows, folder)
     if readme is not None:
-        written.append(ladder.write_readme(Path(readme or KERNELS.parent / "README.md"), rows, studies))
+        written.append(write_readme(Path(readme or KERNELS.parent / "README.md"), rows, studies))
     if written:
         return opt.print_json([str(f) for f in written]) if as_json else click.echo("\n".join(map(str, written)))
     if as_json:
