@@ -62,7 +62,8 @@ def online(p, c):
     yield Launch("softmax", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=rows.blocks_of_threads(1024)), tune=rows.TUNE_REGISTERS, zero=("HINT",))
+@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=rows.blocks_of_threads(1024)),
+              tune=rows.TUNE_REGISTERS, zero=("HINT",))
 def registers(p, c):
     rows.check_held(p, c)
     yield Launch("softmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
