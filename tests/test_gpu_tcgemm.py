@@ -112,14 +112,17 @@ def test_a_launch_that_starts_early_waits_for_what_it_reads(gpu):
     np.testing.assert_array_equal(chain(False), chain(True))
 
 
-# -- bank conflicts: of what SASS instructions read from and write to shared memory, wavefronts beyond those that the bytes need
+# -- bank conflicts, by ncu: of ldmatrix and stmatrix by instruction, of wgmma by its reads.  Those of cp.async are left out: a line that
+# comes from L2 in two parts is written twice, whatever its place (docs/emulator.md).
 
 UNSWIZZLED = ("tcgemm/02_ldmatrix", "bf16", "nt")
 SWIZZLED = [*((f"tcgemm/{n}", "bf16", "nt") for n in ("03_swizzled", "04_multistage", "05_fragments_ahead", "06_wgmma", "11_overlapped")),
             ("tcgemm/05_fragments_ahead", "tf32", "nt"), ("tcgemm/05_fragments_ahead", "bf16", "nn"),
             ("tcgemm/11_overlapped", "tf32", "nt"), ("tcgemm/11_overlapped", "bf16", "nn"), ("fp8gemm/01_fast", "fp8_e4m3", "fast"),
             ("fp8gemm/03_promoted", "fp8_e4m3", "block")]
-METRICS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+CONFLICTS = [f"smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum" for op in ("ldsm", "stsm")]
+CONFLICTS.append("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_gmma.sum")
+WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 CHILD = """
 import json, sys
 from cudalab import registry
@@ -135,16 +138,16 @@ for name, dtype, variant in json.loads(sys.argv[1]):
 
 @functools.cache
 def profiled():
-    """(step, dtype, variant) -> shared wavefronts, and how many there would be without conflicts, all in one run of ncu."""
+    """(step, dtype, variant) -> wavefronts that bank conflicts of each kind cost, and all wavefronts, in one run of ncu."""
     cases = [UNSWIZZLED, *SWIZZLED]
     run = subprocess.run(["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
-                          "--section", "SourceCounters", "--kernel-name", "regex:^(tc|fp8)gemm$",
+                          "--metrics", ",".join([*CONFLICTS, WAVEFRONTS]), "--kernel-name", "regex:^(tc|fp8)gemm$",
                           sys.executable, "-c", CHILD, json.dumps(cases)],
                          cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
     assert lines, run.stdout + run.stderr
     header, _, *rows = csv.reader(lines)
-    counts = [tuple(float(row[header.index(name)].replace(",", "")) for name in METRICS) for row in rows]
+    counts = [[float(row[header.index(name)].replace(",", "")) for name in (*CONFLICTS, WAVEFRONTS)] for row in rows]
     return dict(zip(cases, counts, strict=True))
 
 
@@ -152,5 +155,5 @@ def profiled():
 def test_swizzled_steps_have_no_bank_conflicts_on_the_device(gpu, case):
     if not shutil.which("ncu"):
         pytest.skip("ncu is not installed")
-    wavefronts, ideal = profiled()[case]
-    assert ideal > 0 and (wavefronts > ideal if case == UNSWIZZLED else wavefronts == ideal)
+    *conflicts, wavefronts = profiled()[case]
+    assert wavefronts > 0 and (conflicts[0] > wavefronts / 2 if case == UNSWIZZLED else conflicts == [0, 0, 0])

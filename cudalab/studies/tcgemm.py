@@ -104,8 +104,14 @@ def one(runner, way: str, A, B, reference) -> dict:
     meant = step.op.reference(**{n: decode(x, tensors[n].dtype) for n, x in inputs.items()}, **kind)
     rounding = unit(tensors["C"].dtype) if tensors["C"].dtype != "f32" else 0.0
     of_sums = np.maximum(abs(got - meant) - rounding * abs(meant), 0.0)
-    return dict(way=way, error=float(np.linalg.norm(got - reference) / np.linalg.norm(reference)),
-                error_of_sums=float(np.linalg.norm(of_sums) / np.linalg.norm(meant)))
+    return dict(way=way, error=ratio(got - reference, reference), error_of_sums=ratio(of_sums, meant))
+
+
+def ratio(difference, meant) -> float | None:
+    """How large a difference is beside what was meant; None where it overflows."""
+    import numpy as np
+    found = float(np.linalg.norm(difference) / np.linalg.norm(meant))
+    return found if np.isfinite(found) else None
 
 
 def timed(place, way: str, depth: int) -> dict:
@@ -156,6 +162,8 @@ def conclude(rows):
                     f"{fast / promoted:.3g} times less.")
     grown = {way: error(way, OUTLIERS) / error(way) for way in ("bf16", "fp8 promoted", "fp8 block")}
     said.append("Outliers multiply the error by " + ", ".join(f"{growth:.2g} ({way})" for way, growth in grown.items()) + ".")
+    if lost := sorted(f"{way} ({distribution})" for (way, distribution), row in at.items() if row["error"] is None):
+        said.append(f"Overflows: {', '.join(lost)}.")
     if "time_s" in at["f32", NORMAL]:
         base = error("f32", field="time_s")
         speeds = (f"{way} {base / error(way, field='time_s'):.3g} times as fast" for way in WAYS[1:])

@@ -1,13 +1,12 @@
 // Stream-K: every worker gets the same number of slices, whatever the number of tiles.
 //
 // Before: whole tiles were handed out, so the last round of blocks left multiprocessors idle.
-// Now: the slices of all tiles are lined up, tile after tile, and cut into one equal piece a block. A block whose piece
-// starts inside a tile leaves its sums in `partial` and raises its flag a tile later, when they have long arrived; the block
-// with the tile's first slice waits for those flags, adds the sums in a fixed order, so that every run gives the same bits,
-// and stores the tile. A block works on its piece from the front and so gives before it waits: nobody waits for a block that
-// waits itself. The next tile's first slices are copied while this tile's sums are stored.
-// Rows of A and B that are not aligned for wide copies are copied first to where they are, and padded (edges.cuh). A few columns
-// past the last full tile would cost a column of tiles: they are summed while A is copied.
+// Now: the slices of all tiles are lined up, tile after tile, and cut into one equal piece a block. A block whose piece starts inside
+// a tile leaves its sums in `partial` and raises its flag a tile later, when they have long arrived; the block with the tile's first
+// slice waits for those flags, adds the sums in a fixed order, so that every run gives the same bits, and stores the tile. A block works
+// from its piece's front and so gives before it waits: nobody waits for one that waits. The next tile's copies run under these stores.
+// Rows of A and B that are not aligned for wide copies are copied first to where they are, and padded; a few columns past the last
+// full tile, which would cost a column of tiles, are summed on the way (edges.cuh).
 // A block owns one BM x BN tile of C after another; inside it is step 11.
 // Limited now by: the register banks. What comes from shared memory is written through the ports that multiply-adds read.
 
@@ -27,7 +26,6 @@ constexpr int LOADS_A = TM / 4, LOADS = LOADS_A + TN / 4;             // 16-byte
 constexpr bool DIRECT = VEC_N == 4 && !ALIGN && !RAGGED;  // C is stored 16 bytes at a time, where that makes whole lines
 
 #include "edges.cuh"  // with the constants above
-
 static_assert(BM % WM == 0 && TM % 4 == 0, "TM: a multiple of 4, and the warp's 4 * TM rows divide BM");
 static_assert(BN % WN == 0 && TN % 4 == 0, "TN: a multiple of 4, and the warp's 8 * TN columns divide BN");
 static_assert(THREADS <= 1024, "BM, BN, TM, TN, SLICES: a block has at most 1024 threads");
@@ -100,8 +98,7 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
     bool owed = false;  // this block has left sums and not yet raised its flag
     long long begin = piece(blockIdx.x);
     const long long end = piece(blockIdx.x + 1);
-    launch_dependents();  // the next launch's blocks may take the places of those that end
-    wait_for_launch();    // what is read and written here may be the launch's before this one
+    launch_dependents(); wait_for_launch();  // the next launch may start as this one ends; what is touched here may be the last one's
     if (begin < end) open_tile(begin, end);
     while (begin < end) {
         int left = last - first;

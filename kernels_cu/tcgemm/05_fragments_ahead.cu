@@ -53,7 +53,8 @@ tcgemm(const element* __restrict__ A, const element* __restrict__ B, output* __r
     // are copies of it, and never stored; past the end of K nothing is read and zeros are written
     const int row_a = threadIdx.x / (LINE / 16), unit_a = threadIdx.x % (LINE / 16);
     const int row_b = threadIdx.x / (B_LINE / 16), unit_b = threadIdx.x % (B_LINE / 16);
-    const element *from_a = A + static_cast<size_t>(block_row) * K, *from_b = TURNED ? B + block_col : B + static_cast<size_t>(block_col) * K;
+    const element* from_a = A + static_cast<size_t>(block_row) * K;
+    const element* from_b = TURNED ? B + block_col : B + static_cast<size_t>(block_col) * K;
     unsigned at_a[COPIES_A], at_b[TURNED ? 1 : COPIES_B];
 #pragma unroll
     for (int i = 0; i < COPIES_A; ++i) at_a[i] = min(row_a + i * ROWS_A, M - 1 - block_row) * K + unit_a * UNIT;
