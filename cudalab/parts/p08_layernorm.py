@@ -132,7 +132,7 @@ def groups(p, c):
 
 # GROUPS: rows of a block that are under way, each with its threads.
 @layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=few_lanes, GROUPS=groups, GRID=rows.places,
-                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 192, 256, 320), GROUPS=(1, 2, 3, 4, 6, 8), GRID=(112, 120, 132)))
+                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 192, 256), GROUPS=(1, 2, 3, 4, 6, 8), GRID=(112, 120, 132)))
 def kept(p, c):
     rows.whole_packs(p, c)
     if c.GROUPS * c.LANES > 1024:

@@ -232,7 +232,7 @@ PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline
                  GRID=blocks_that_stay, BLOCKS=1, HINT=1)
 TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 320, 384, 512, 608, 640, 1024),
                       STAGES=(1, 2, 3, 4, 6, 8, 16), BLOCKS=(1, 2), HINT=(0, 1),
-                      GRID=(128, 132, 256, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
+                      GRID=(112, 120, 132, 224, 240, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
 IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
 TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), ROWS=(1, 2, 4))
