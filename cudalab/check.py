@@ -34,6 +34,7 @@ PEER_FACTOR = 2.0
 LARGEST_INTEGER = 8
 EXACT = dict(f32=2**24, fp8_e4m3=2**13, fp8_e5m2=2**13)  # integers up to here are exact in float32, and in what sums fp8 on tensor cores
 INTEGERS = dict(i8=(-127, 127), int8=(-127, 127), u8=(0, 255), u16=(0, 1000), u32=(0, 1000), u64=(0, 1000), i32=(-1000, 1000))
+WORKSPACE = 4 * 10**9  # bytes: what the check of a whole output on the device takes at once, beside the output
 SAMPLED = 4  # rows, and columns, that NumPy checks of an output too large for it
 
 
@@ -235,6 +236,6 @@ def device_error(gpu, op: Op, problem: Problem, buffers: Mapping, exact: bool = 
     whole = sum(8 * t.elements for name, t in tensors.items() if name not in cut) * 2  # the copy, and its square while the scale is made
     a_row = sum(8 * t.elements // length * (10 if t.role == "out" else 4) for name, t in tensors.items() if name in cut)
     gpu.require(whole + a_row, f"checking {problem} in float64")
-    rows = max(1, min(length, (gpu.free_bytes() - whole) // (2 * a_row)))
+    rows = max(1, min(length, min(WORKSPACE, gpu.free_bytes() - whole) // (2 * a_row)))
     with gpu.stream:
         return error_of(op, problem, {n: buffers[n] for n in op.inputs}, {n: buffers[n] for n in op.outputs}, int(rows), exact)

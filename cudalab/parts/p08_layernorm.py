@@ -1,6 +1,7 @@
 """Part 8: LayerNorm over rows of any length."""
 
 from cudalab.dtypes import itemsize
+from cudalab.errors import BadConfig, BadShape
 from cudalab.expressions import cdiv
 from cudalab.parts import rows
 from cudalab.spec import Launch, Op, f32
@@ -62,7 +63,13 @@ def welford(p, c):
     yield Launch("layernorm", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@layernorm.step(3, **rows.IN_REGISTERS, EARLY=0, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+def early(p, c):
+    """Weights and biases are fetched beside the row where a thread has little of it."""
+    return int(c.LANES <= 16)
+
+
+@layernorm.step(3, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, EARLY=early, BLOCKS=rows.blocks_of_threads(1280)),
+                tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def registers(p, c):
     rows.check_held(p, c)
     yield Launch("layernorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
@@ -94,12 +101,44 @@ def loads(p, c):
     return 4 if c.BLOCKS * c.LANES * 48 <= 65536 else 2
 
 
-@layernorm.step(7, min_sm=90, **rows.IN_BULK | dict(LANES=lambda p, c: min(256, rows.lanes_of_bulk(p, c))), LOADS=loads,
+def few_lanes(p, c):
+    """Threads of a share: more than 256 leave each fewer registers than four packs of weights and biases take."""
+    return min(256, rows.lanes_of_bulk(p, c))
+
+
+def blocks_of_row(p, c):
+    """Blocks of the cluster: more than one where a share takes 40 KiB, then so few that it takes 64 KiB at most, or 16."""
+    return next((blocks for blocks, most in ((1, 2500), (2, 4096), (4, 4096), (8, 4096)) if rows.packs(p, c.VEC) <= most * blocks), 16)
+
+
+def blocks(p, c):
+    """Blocks that shared memory has room for, as far as threads have 48 registers then."""
+    return min(rows.blocks_by_room(p, c), max(1, 65536 // (48 * c.LANES)))
+
+
+@layernorm.step(7, min_sm=90, **rows.IN_BULK | dict(CLUSTER=blocks_of_row, LANES=few_lanes, BLOCKS=blocks), LOADS=loads,
                 tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
 
 
-@layernorm.step(8, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 2), GRID=rows.places, tune=rows.TUNE_KEPT)
+EXCHANGED = 10 * 1024  # bytes of shared memory at most for what the groups of a block exchange
+
+
+def groups(p, c):
+    """Groups of a block: what shared memory has room for beside weights and biases, as far as there are threads for them."""
+    return max(1, min((rows.SHARED_OF_ALL - EXCHANGED) // (16 * rows.share(p, c)) - 2, 1024 // c.LANES, 8))
+
+
+# GROUPS: rows of a block that are under way, each with its threads.
+@layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=few_lanes, GROUPS=groups, GRID=rows.places,
+                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 192, 256), GROUPS=(1, 2, 3, 4, 6, 8), GRID=(112, 120, 132)))
 def kept(p, c):
-    yield rows.kept_launch(p, c, "layernorm", arguments(p), 2)
+    rows.whole_packs(p, c)
+    if c.GROUPS * c.LANES > 1024:
+        raise BadConfig(f"GROUPS={c.GROUPS} of LANES={c.LANES}: a block has 1024 threads at most")
+    room = (2 + c.GROUPS) * 16 * rows.share(p, c)
+    if room + EXCHANGED > rows.SHARED_OF_ALL:
+        raise BadShape(f"{2 + c.GROUPS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks")
+    yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.GROUPS * c.LANES, smem=room,
+                 cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=arguments(p))

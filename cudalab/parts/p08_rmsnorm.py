@@ -78,8 +78,3 @@ def pipelined(p, c):
 @rmsnorm.step(6, min_sm=90, **rows.IN_BULK, LOADS=4, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "rmsnorm", arguments(p))
-
-
-@rmsnorm.step(7, min_sm=90, **rows.KEPT, GROUPS=lambda p, c: rows.groups_of(p, c, 1), GRID=rows.places, tune=rows.TUNE_KEPT)
-def kept(p, c):
-    yield rows.kept_launch(p, c, "rmsnorm", arguments(p), 1)

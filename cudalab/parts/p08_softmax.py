@@ -62,7 +62,8 @@ def online(p, c):
     yield Launch("softmax", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@softmax.step(4, **rows.IN_REGISTERS, tune=rows.TUNE_REGISTERS, zero=("HINT",))
+@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=rows.blocks_of_threads(1024)),
+              tune=rows.TUNE_REGISTERS, zero=("HINT",))
 def registers(p, c):
     rows.check_held(p, c)
     yield Launch("softmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
@@ -88,6 +89,11 @@ def pipelined(p, c):
     yield Launch("softmax", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES, smem=rows.room(p, c), cluster=cluster, args=arguments(p))
 
 
-@softmax.step(8, min_sm=90, **rows.IN_BULK, tune=rows.TUNE_BULK)
+def lanes(p, c):
+    """Threads of a block: 512 in a cluster of up to 8, for a cluster of 16 such blocks seldom finds room."""
+    return 512 if 1 < c.CLUSTER <= 8 else rows.lanes_of_bulk(p, c)
+
+
+@softmax.step(8, min_sm=90, **rows.IN_BULK | dict(LANES=lanes), tune=rows.TUNE_BULK)
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "softmax", arguments(p))

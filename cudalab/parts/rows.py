@@ -16,7 +16,6 @@ SHAPES = dict(
                  "4096x131072 2048x262144 1048576x64 1x151936", DIMS))
 REGISTERS, FEWER = 32, 28  # of a thread, for its part of the row: in blocks of up to 512 threads, and in larger ones
 SHARED_OF_ALL = 227 * 1024  # of a multiprocessor of sm_90
-KEPT_STATIC = 10 * 1024  # of that, for what the groups of a block exchange
 SHARED_BYTES = 96 * 1024  # of a block, for a row: what sm_89 has, less what the reduction needs
 
 
@@ -55,6 +54,17 @@ def lanes(p, c):
     """Threads of a row in one block: one a pack up to a warp, then whole warps that have about four packs a thread."""
     count = packs(p, c.VEC)
     return 1 << (count - 1).bit_length() if count <= 32 else min(1024, 32 * cdiv(count, 128))
+
+
+def lanes_of_pairs(p, c):
+    """The same, but that a thread of a short row has two packs, and no load takes less than a sector of 32 bytes of it."""
+    count = lanes(p, c)
+    return count // 2 if 2 < count <= 32 and packs(p, c.VEC) <= 32 else count
+
+
+def blocks_of_threads(threads):
+    """A default: so many blocks that they make as many threads, of rows of a few warps with four packs a thread, where registers allow."""
+    return lambda p, c: threads // c.LANES if c.LANES >= 128 and c.VECS <= 4 and not c.get("EARLY", 0) else 1
 
 
 def rows_of_block(p, c):
@@ -139,8 +149,8 @@ def stages(p, c):
 
 def places(p, c):
     """Blocks that run at once where each has a multiprocessor to itself.  A cluster lies within one group of multiprocessors; an H200's 132
-    are groups of 14 to 18, so clusters of 4, 8 and 16 leave some idle, and one cluster too many begins when the others have ended."""
-    return {4: 124, 8: 120, 16: 112}.get(c.CLUSTER, 132)
+    are groups of several sizes, so clusters of 4, 8 and 16 leave some idle, and one cluster too many begins when the others have ended."""
+    return {4: 120, 8: 112, 16: 112}.get(c.CLUSTER, 132)  # 120 for 8 would fit, and is 1 % slower
 
 
 def blocks_that_stay(p, c):
@@ -210,23 +220,6 @@ def bulk_launch(p, c, entry, args):
                   cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
 
 
-def groups_of(p, c, vectors):
-    """Groups of a block: what shared memory has room for beside the shares of so many vectors, as far as there are threads for them."""
-    return max(1, min((SHARED_OF_ALL - KEPT_STATIC) // (16 * share(p, c)) - vectors, 1024 // c.LANES, 8))
-
-
-def kept_launch(p, c, entry, args, vectors):
-    """The launch of a step that keeps so many vectors.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
-    whole_packs(p, c)
-    if c.GROUPS * c.LANES > 1024:
-        raise BadConfig(f"GROUPS={c.GROUPS} of LANES={c.LANES}: a block has 1024 threads at most")
-    room = (vectors + c.GROUPS) * 16 * share(p, c)
-    if room + KEPT_STATIC > SHARED_OF_ALL:
-        raise BadShape(f"{vectors + c.GROUPS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks")
-    return Launch(entry, grid=clusters(p, c) * c.CLUSTER, block=c.GROUPS * c.LANES, smem=room,
-                  cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
-
-
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
@@ -239,13 +232,9 @@ PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline
                  GRID=blocks_that_stay, BLOCKS=1, HINT=1)
 TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 320, 384, 512, 608, 640, 1024),
                       STAGES=(1, 2, 3, 4, 6, 8, 16), BLOCKS=(1, 2), HINT=(0, 1),
-                      GRID=(128, 132, 256, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
+                      GRID=(112, 120, 132, 224, 240, 264, 384, 396, 512, 528, 660, 768, 792, 1056, 1584, 2112))
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
 IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
 TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), ROWS=(1, 2, 4))
-# GROUPS: rows of a block that are under way, each with its threads.
-KEPT = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk)
-TUNE_KEPT = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 96, 128, 160, 192, 256, 320, 512), GROUPS=(1, 2, 3, 4, 5, 6, 8, 10),
-                 GRID=(96, 112, 120, 124, 132))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))
