@@ -13,7 +13,7 @@ bytes takes one pass and a load of 16 bytes two ("Unexpected shared memory bank 
 an H200 ncu counts 2 wavefronts for lanes so arranged, 4 for eight addresses read in rows).  Lanes that read one word share it; in a pass
 every further word that lies in a bank takes one wavefront more: wavefronts of a pass = the most distinct words in any bank.  `shared_ideal`
 is one wavefront a pass, and what is beyond it is excess: bank conflicts.  A copy through L1 (cp.async.ca) arrives a 128-byte line at a
-time: every further line that its warp reads takes one wavefront more (so ncu counts on an H200, tests/test_ncu.py).
+time: every further line that its warp reads takes one wavefront more (so ncu counts on an H200, tests/test_verdict.py).
 """
 
 import re
