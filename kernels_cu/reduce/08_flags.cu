@@ -2,8 +2,8 @@
 //
 // Before: the sum was written, made seen by a fence and counted by an atomic operation, one after the other; only then did the last block
 // read what all had left: four ways to L2 and back at the end of every launch.
-// Now: no fence and no counter.  eight bytes are written at once or not at all, so who sees the flag has the sum.  The first block takes the
-// sums as they come, clears them for the next launch, and adds them in the order of the blocks: two ways, and the same bits every time.
+// Now: no fence and no counter.  Eight bytes are written at once or not at all, so who sees the flag has the sum.  The first block takes
+// the sums as they come, clears them for the next launch, and adds them in the order of the blocks: two ways, the same bits every time.
 // A block owns chunks of LOADS * THREADS packs: chunk block, then block + grid, …; what does not fill a pack is left to the first block.
 // Limited now by: memory's rate; and at its ends, by filling the device and emptying it.
 
