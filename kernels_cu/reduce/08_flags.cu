@@ -1,4 +1,4 @@
-// Flags: a block's sum and the word that it is there travel in the same eight bytes, and the first block waits for all of them.
+// Flags: a block's sum and the word that it is there travel as one, and the first block waits for all of them.
 //
 // Before: the sum was written, made seen by a fence and counted by an atomic operation, one after the other; only then did the last block
 // read what all had left: four ways to L2 and back at the end of every launch.
