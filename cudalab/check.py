@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudalab.dtypes import bits, decode, device_dtype, encode, is_float, least, module_of, numpy_dtype, overflow, unit
-from cudalab.errors import BadConfig
+from cudalab.errors import BadConfig, LabError, WrongResult
 from cudalab.problem import Problem
-from cudalab.spec import Op, Step, Tensor
+from cudalab.spec import Op, Plan, Step, Tensor
 
 KINDS = ("normal", "integers")
 ELEMENT_BOUND, RMS_BOUND = 2.0, 1.0  # times u sqrt(K)
@@ -87,6 +87,16 @@ def draw_tensor(tensor: Tensor, depth: int, kind: str, rng):
             raise BadConfig(f"sums of {depth} terms are not exact in float32, whatever the integers; check this shape with normal inputs")
         return encode(rng.integers(0, 2 * largest + 1, tensor.shape, dtype=np.int32) - largest, tensor.dtype)
     raise BadConfig(f"no kind of input is called '{kind}'; there are {', '.join(KINDS)}")
+
+
+def refuse_changed(plan: Plan, inputs: Mapping, now: Callable[[str], np.ndarray]) -> None:
+    """Raise WrongResult where a run has changed an input.  inputs: what was given; now(name): what lies there afterwards (bytes count)."""
+    for name, tensor in plan.tensors.items():
+        if tensor.role == "in":
+            given = np.ascontiguousarray(inputs[name], numpy_dtype(tensor.dtype))
+            if not np.array_equal(given.reshape(-1).view(np.uint8), np.ascontiguousarray(now(name)).reshape(-1).view(np.uint8)):
+                raise WrongResult(f"{plan.step.path} writes to its input {name}: the next run would find other values; write to an output, "
+                                  f"or to scratch")
 
 
 def compare(op: Op, problem: Problem, inputs: Mapping, outputs: Mapping, *, exact: bool, peer_error: Error | None = None) -> Verdict:
@@ -202,8 +212,16 @@ def check_step(step: Step, problem: Problem, backend, *, overrides: Mapping[str,
     verdicts = []
     for number, kind in enumerate(step.op.kinds):
         inputs = draw(step.op, problem, kind, generator(seed + number))
-        verdicts.append(compare(step.op, problem, inputs, backend.run(plan, inputs), exact=kind == "integers"))
+        verdicts.append(verdict_of(plan, inputs, backend, kind))
     return verdicts
+
+
+def verdict_of(plan: Plan, inputs: Mapping, backend, kind: str, fault: type[LabError] = WrongResult) -> Verdict:
+    """Run a plan and judge what comes out; a changed input is a verdict too, as is a `fault`: an error of the backend's own."""
+    try:
+        return compare(plan.step.op, plan.problem, inputs, backend.run(plan, inputs), exact=kind == "integers")
+    except (WrongResult, fault) as error:
+        return Verdict(False, np.nan, np.nan, 0.0, str(error), kind, plan.problem)
 
 
 def check_on_device(gpu, op: Op, problem: Problem, buffers: Mapping, *, exact: bool = False, seed: int = 0) -> Verdict:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cudalab import check
 from cudalab.build import build, sm_of
 from cudalab.check import Verdict, compare, draw, generator
 from cudalab.devices import Device, find_device
@@ -79,10 +80,7 @@ def count_plan(plan: Plan, place: Emulator, inputs: Mapping[str, np.ndarray] | N
 
 def verdict_of(plan: Plan, inputs: Mapping, place: Emulator, kind: str) -> Verdict:
     """Run a plan and judge what comes out; a fault of the kernel is a verdict too."""
-    try:
-        return compare(plan.step.op, plan.problem, inputs, place.run(plan, inputs), exact=kind == "integers")
-    except KernelFault as fault:
-        return Verdict(False, np.nan, np.nan, 0.0, str(fault), kind, plan.problem)
+    return check.verdict_of(plan, inputs, place, kind, KernelFault)
 
 
 def device_for(name: str | None, target: str) -> Device:

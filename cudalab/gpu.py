@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from cudalab.build import build, target_for, verify
+from cudalab.check import refuse_changed
 from cudalab.devices import Device
 from cudalab.dtypes import device_dtype, is_float, itemsize, numpy_dtype
 from cudalab.errors import BadLaunch, LabError, NoDevice, OutOfMemory, UnknownName, UnusableDevice
@@ -60,7 +61,8 @@ class Gpu:
     def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first.  Synchronous.
 
-        Raises BadLaunch, NoDevice (step too new for the device), OutOfMemory, or LabError where the kernel itself fails.
+        Raises BadLaunch, NoDevice (step too new for the device), OutOfMemory, WrongResult for an input that the kernels have changed, or
+        LabError where one of them fails.
         """
         buffers = self.allocate(plan.tensors.values(), str(plan.problem))
         enqueue = self.prepare(plan, buffers)
@@ -72,6 +74,7 @@ class Gpu:
                     buffers[name].set(host.view(device_dtype(tensor.dtype)))
             enqueue()
             self.synchronize(plan.step.path)
+            refuse_changed(plan, inputs, lambda name: buffers[name].get())
             return {name: buffers[name].get().view(numpy_dtype(tensor.dtype)) for name, tensor in plan.tensors.items()
                     if tensor.role in ("out", "inout")}
 

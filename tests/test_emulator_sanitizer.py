@@ -8,10 +8,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import toy
 
-from cudalab import registry
+from cudalab import counted, registry
 from cudalab.check import check_step, compare, draw, generator
 from cudalab.emulator import Emulator, KernelFault
+from cudalab.emulator.sanitizer import ChangedInput
+from cudalab.errors import WrongResult
 from cudalab.spec import TensorMap
 from emulated import compile_cuda
 from kinds import few
@@ -136,6 +139,27 @@ def test_bugs_in_the_ladder_are_found(mutant, tmp_path):
     with pytest.raises(mutant.fault, match=mutant.says) as found:
         Emulator(sanitize=True).run(plan, draw(step.op, problem, "normal", generator(0)))
     assert re.search(rf"{source.name}:\d+", str(found.value)) and "\n" not in str(found.value)
+
+
+BULK = """__shared__ float4 s[256]; s[threadIdx.x] = make_float4(0, 0, 0, 0); asm volatile("fence.proxy.async;\\n"
+    "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 16;\\n cp.async.bulk.commit_group;\\n cp.async.bulk.wait_group 0;"
+    :: "l"(A), "r"((unsigned)__cvta_generic_to_shared(s + threadIdx.x)) : "memory")"""
+
+
+@pytest.mark.parametrize("write", ["A[i] = 0", "atomicAdd(&A[i], 0.0f)", "if (i == 600) ((volatile float*)A)[i] = A[i]", BULK])
+def test_a_write_into_an_input_is_found(write, tmp_path):
+    """Whether it changes anything or not; without the sanitizer a change is."""
+    text = toy.COPY.replace("const float* A", "float* A").replace("C[i] = A[i];", f"{{ C[i] = A[i];\n {write}; }}")
+    plan, inputs = toy.plan(tmp_path, text), dict(A=floats(1000))
+    with pytest.raises(ChangedInput, match=r"write to the input at byte \d+ of A .*; block .*, thread .*kernel.cu:[456]"):
+        Emulator(sanitize=True).run(plan, inputs)
+    if write in ("A[i] = 0", BULK):
+        with pytest.raises(WrongResult, match="toy/kernel writes to its input A"):
+            Emulator().run(plan, inputs)
+        verdict = counted.verdict_of(plan, inputs, Emulator(), "normal")
+        assert not verdict and "input A" in verdict.reason
+    else:
+        assert (Emulator().run(plan, inputs)["C"] == inputs["A"]).all()
 
 
 # -- Hopper

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toy
 from kinds import few
 
 from cudalab import check, measure, peers, results
@@ -84,6 +85,12 @@ def test_fill_and_copy_do_what_they_say(gpu):
     inputs = check.draw(SGEMM, problem, "normal", check.generator(0))
     assert (gpu.run(Plan(step, problem, plan.config, plan.tensors, (Fill("C", 0),)), inputs)["C"] == 0).all()
     assert np.array_equal(gpu.run(Plan(step, problem, plan.config, plan.tensors, (Copy("C", "B"),)), inputs)["C"], inputs["B"])
+
+
+def test_a_kernel_that_changes_an_input_is_wrong(gpu, tmp_path):
+    plan = toy.plan(tmp_path, toy.COPY.replace("const float* A", "float* A").replace("C[i] = A[i];", "{ C[i] = A[i]; A[i] = 0; }"))
+    verdict = check.verdict_of(plan, dict(A=np.ones(1000, np.float32)), gpu, "normal")
+    assert not verdict and "writes to its input A" in verdict.reason
 
 
 def test_too_much_memory_says_how_much(gpu):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from cudalab.build import build, sm_of, verify
+from cudalab.check import refuse_changed
 from cudalab.devices import Device
 from cudalab.emulator import families  # noqa: F401  (fills the instruction table)
 from cudalab.emulator.accumulate import Accumulator
@@ -93,7 +94,7 @@ class Emulator:
     def run(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The plan's outputs (role out and inout) for these inputs; outputs and scratch are poisoned first, states are zero.
 
-        Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong.
+        Raises BadLaunch, PtxError for what is not supported, KernelFault for what a kernel does wrong, WrongResult for a changed input.
         """
         if not plan.step.runs_on(sm_of(self.target), plan.problem):
             raise BadLaunch(f"{plan.step.path} needs {plan.step.capabilities(plan.problem)}, which {self.target} does not have: "
@@ -109,7 +110,8 @@ class Emulator:
             else:
                 memory.array(name)[:] = UNSET if tensor.role == "scratch" or is_float(tensor.dtype) else SENTINEL
         for observer in self.observers:
-            observer.ready(memory, {name for name, tensor in plan.tensors.items() if tensor.role in ("out", "scratch")})
+            observer.ready(memory, {name for name, tensor in plan.tensors.items() if tensor.role in ("out", "scratch")},
+                           {name for name, tensor in plan.tensors.items() if tensor.role == "in"})
         for action in plan.actions:
             match action:
                 case Launch():
@@ -125,6 +127,7 @@ class Emulator:
                     memory.array(action.target)[:] = memory.array(action.source)
                     for observer in self.observers:
                         observer.copied(memory, action.target, action.source)
+        refuse_changed(plan, inputs, memory.array)
         return {name: memory.array(name).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
                 for name, tensor in plan.tensors.items() if tensor.role in ("out", "inout")}
 

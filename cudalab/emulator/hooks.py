@@ -8,8 +8,9 @@ costs nothing.  Lanes are numbers within the chunk, None for all; a site is the 
 class Observer:
     """Does nothing; override what is of interest.  To stop the kernel raise chunk.fault(lane, site, what)."""
 
-    def ready(self, memory, unset: set) -> None:
-        """The memory of a plan is allocated; unset: names of the tensors that hold nothing yet (their bytes are poison)."""
+    def ready(self, memory, unset: set, inputs: set = frozenset()) -> None:
+        """The memory of a plan is allocated; unset: names of the tensors that hold nothing yet (their bytes are poison), inputs: of those
+        that no kernel may write."""
 
     def filled(self, memory, name: str) -> None:
         """A Fill has set a tensor."""

@@ -1,6 +1,6 @@
 """The sanitizer: what a GPU hides.  Emulator(sanitize=True) turns it on.
 
-- unset bytes: watch.py (global outputs and scratch, shared and local memory, by the byte)
+- writes to inputs, unset bytes: watch.py (global outputs and scratch, shared and local memory, by the byte)
 - races: races.py over shadow.py and touch.py, by the byte, in shared and global memory
 - order: clocks.py (barriers, __syncwarp), flags.py (fences and flags), proxies.py (mbarriers, TMA, wgmma)
 - registers that wgmma still uses, or uses too early: registers.py
@@ -9,7 +9,7 @@
 Out of bounds, misalignment, copies still in flight, barrier counts and deadlocks are checked by the emulator itself, always.
 """
 
-from cudalab.emulator.sanitizer.faults import DivergentBarrier, InFlight, MissingFence, MissingProxyFence, Race, Uninitialised
+from cudalab.emulator.sanitizer.faults import ChangedInput, DivergentBarrier, InFlight, MissingFence, MissingProxyFence, Race, Uninitialised
 from cudalab.emulator.sanitizer.watch import Sanitizer
 
-__all__ = ["DivergentBarrier", "InFlight", "MissingFence", "MissingProxyFence", "Race", "Sanitizer", "Uninitialised"]
+__all__ = ["ChangedInput", "DivergentBarrier", "InFlight", "MissingFence", "MissingProxyFence", "Race", "Sanitizer", "Uninitialised"]

@@ -11,6 +11,10 @@ class Uninitialised(KernelFault):
     """A read of bytes that nobody has written."""
 
 
+class ChangedInput(KernelFault):
+    """A write into an input, which the next run would find changed."""
+
+
 class InFlight(KernelFault):
     """An access to bytes that an asynchronous copy is still to write."""
 

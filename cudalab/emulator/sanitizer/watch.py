@@ -1,5 +1,7 @@
 """The observer: takes what the emulator tells to the rules, and names threads and lines for their messages."""
 
+from bisect import bisect_right
+
 import numpy as np
 
 from cudalab.emulator.chunk import WARP
@@ -8,7 +10,7 @@ from cudalab.emulator.hooks import Observer
 from cudalab.emulator.image import GLOBAL
 from cudalab.emulator.sanitizer.clocks import Clocks
 from cudalab.emulator.sanitizer.convergence import Convergence
-from cudalab.emulator.sanitizer.faults import Uninitialised
+from cudalab.emulator.sanitizer.faults import ChangedInput, Uninitialised
 from cudalab.emulator.sanitizer.flags import Flags
 from cudalab.emulator.sanitizer.proxies import Proxies
 from cudalab.emulator.sanitizer.races import Races
@@ -28,8 +30,10 @@ class Sanitizer(Observer):
 
     # -- the life of a plan, its launches and chunks
 
-    def ready(self, memory, unset):
+    def ready(self, memory, unset, inputs=frozenset()):
         self.memory = memory
+        self.constant = [region.name in inputs for region in memory.regions]
+        self.starts = [region.start for region in memory.regions]
         self.everywhere = Shadow(0, memory.param_start)
         for name in unset:
             region = memory.named[name]
@@ -104,6 +108,8 @@ class Sanitizer(Observer):
         lanes = self.chunk.all_lanes if place.lanes is None else place.lanes
         touch = Touch(shadow, place, offset, size, site, lanes, self._pattern(place, lanes, shadow))
         given, self.given = self.given, None
+        if kind != "load" and place.space == "global":
+            self._refuse_input(place.low + offset, place.high + offset, lambda: np.asarray(place.address) + offset, lanes, site)
         if kind in ("load", "atomic"):
             self._check_set(touch, kind)
         else:
@@ -120,6 +126,18 @@ class Sanitizer(Observer):
             races.load(touch)
         else:
             races.store(touch, self._comparison(touch, given))
+
+    def _refuse_input(self, low: int, high: int, addresses, lanes, site: int) -> None:
+        """Raise for a write into an input.  low, high: the lowest and the highest address; addresses(): of each of the lanes."""
+        first, last = bisect_right(self.starts, low) - 1, bisect_right(self.starts, high) - 1
+        if not any(self.constant[first:last + 1]):
+            return
+        every = np.broadcast_to(addresses(), len(lanes))
+        wrong = np.array(self.constant)[np.searchsorted(self.starts, every, "right") - 1]
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise self.fault(int(lanes[at]), site, f"a write to the input at {self.memory.name_address('global', int(every[at]))}; write to "
+                                                   f"an output, or to scratch", ChangedInput)
 
     def _strength(self, site: int) -> tuple[bool, bool, bool]:
         if site not in self.strong:
@@ -252,6 +270,10 @@ class Sanitizer(Observer):
 
     def async_write(self, index, size, lanes, site):
         self.tick(site)
+        index = np.atleast_1d(index)
+        if len(index) and index[0] < self.memory.param_start:
+            low, high = int(index.min()) + GLOBAL, int(index.max()) + GLOBAL
+            self._refuse_input(low, high, lambda: index + GLOBAL, np.broadcast_to(lanes, len(index)), site)
         self.proxies.write(index, size, lanes, site)
 
     def async_done(self, index, size, key, site):
