@@ -1,5 +1,7 @@
 """The emulator: parsing, control flow, memory, warps, atomics, copies, calls, the SGEMM ladder; and what it says when a kernel is wrong."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -151,6 +153,39 @@ def test_locks_that_spin_between_threads_and_blocks_end():
         }
     }""", "int* x, int* lock")
     assert cuda(text, 3, 40, np.zeros(1, np.int32), np.zeros(1, np.int32))[0][0] == 120
+
+
+@pytest.mark.parametrize("space, wait, sanitize", [("", "", True), ("__shared__", "", False),
+                                                   ("__shared__", "__nanosleep(n); n = n < 64 ? 2 * n : n;", False)])
+def test_many_threads_on_one_lock_take_turns(space, wait, sanitize):
+    """Those who wait are parked, so that a turn costs a few steps; what they count while they wait makes them run on for a while."""
+    lock = "__shared__ int s; int* lock = &s; if (threadIdx.x == 0) s = 0; __syncthreads();" if space else "int* lock = y;"
+    text = kernel(f"""    {lock} unsigned n = 1;
+    while (atomicCAS(lock, 0, 1) != 0) {{ {wait} }}
+    __threadfence();
+    x[blockIdx.x] = 2 * x[blockIdx.x] % 1009 + 1;
+    __threadfence();
+    atomicExch(lock, 0);""", "int* x, int* y")
+    started, expected = time.perf_counter(), 0
+    got = cuda(text, 1, 256, np.zeros(2, np.int32), np.zeros(1, np.int32), emulator=Emulator(sanitize=sanitize))[0]
+    for _ in range(256):
+        expected = 2 * expected % 1009 + 1
+    assert got[0] == expected and time.perf_counter() - started < 30
+
+
+def test_a_lock_that_nobody_gives_back_is_a_deadlock():
+    text = kernel("    while (atomicCAS(x, 0, 1) != 0) {}  // here\n    x[1] = i;", "int* x")
+    with pytest.raises(Deadlock, match=f"spins.*63 threads .*wait for a change of memory at kernel.cu:{line_of(text, '// here')}"):
+        cuda(text, 1, 64, np.zeros(2, np.int32))
+
+
+def test_lanes_that_spin_see_what_others_make_of_registers_alone():
+    """Nothing in memory changes while one lane counts: those who ask it by shuffles, or wait for a clock, are not taken for spinning."""
+    text = kernel("""    int n = 0, seen = 0;
+    for (; seen < 300; seen = __shfl_sync(~0u, n, 5)) { n += threadIdx.x == 5; if (*(volatile int*)x == 1) break; }
+    for (long long t = clock64() + 6000; clock64() < t && *(volatile int*)x == 0;) {}
+    y[i] = seen;""", "int* x, int* y")
+    assert (cuda(text, 1, 32, np.zeros(1, np.int32), np.zeros(32, np.int32))[1] == 300).all()
 
 
 def test_values_are_handed_from_block_to_block():

@@ -114,6 +114,8 @@ def _chain(start, values, operation, name, combine):
     """What lies at one address before each of many lanes, and at the end."""
     if operation == "exch":
         return np.r_[start, values[0]]
+    if operation == "cas":
+        return _chain_of_cas(start, *values)
     function = INTEGER.get(operation)
     if function is not None and TYPES[name].kind not in ("float", "packed"):
         return function.accumulate(np.r_[start, values[0]], dtype=values[0].dtype)
@@ -128,6 +130,15 @@ def _chain(start, values, operation, name, combine):
     for lane in zip(*values):
         chain.append(combine(chain[-1], *lane))
     return np.array(chain, values[0].dtype)
+
+
+def _chain_of_cas(start, compare, new):
+    """The same for compare-and-swap: nothing changes between lanes that find what they compare with."""
+    chain, at = np.full(len(compare) + 1, start), 0
+    while at < len(compare) and (found := compare[at:] == chain[at]).any():
+        at += int(np.argmax(found)) + 1
+        chain[at:] = new[at - 1]
+    return chain
 
 
 def combination(operation, name, space):

@@ -16,6 +16,7 @@ from cudalab.emulator.errors import Deadlock, KernelFault
 from cudalab.emulator.lower import compile_segment
 from cudalab.emulator.program import Immediate, Register
 from cudalab.emulator.segments import Segment
+from cudalab.emulator.spinning import Spinners, equal, same_lanes
 from cudalab.emulator.table import runtime
 
 AGE = 64  # steps a group may wait while others run
@@ -77,6 +78,7 @@ class Scheduler:
         self.since: dict[int, int] = {}  # instruction -> step at which its group came there
         self.parked: dict[int, np.ndarray | None] = {}
         self.watched = bool(chunk.observers)
+        self.spinners = Spinners(chunk, segments)
         self._seen: Snapshot | None = None
         self._next_look = FIRST_LOOK
 
@@ -85,10 +87,16 @@ class Scheduler:
         chunk = self.chunk
         self.resume(chunk.image.entry, chunk.start_lanes())
         while True:
+            for at, lanes in self.spinners.woken():
+                self.resume(at, lanes)
             if not self.groups and not self._wake():
                 return
             chunk.steps += 1
             start = self._choose()
+            if start in self.spinners.heads and self.spinners.spins(start, self.groups[start]):
+                self.spinners.park(start, self.groups.pop(start), self._join)
+                self.since.pop(start)
+                continue
             if chunk.steps >= FIRST_LOOK:
                 self._look_for_spinning(start)
             lanes = self.groups.pop(start)
@@ -104,6 +112,7 @@ class Scheduler:
             if self.watched:
                 for observer in chunk.observers:
                     observer.segment(segment, lanes)
+            self.spinners.ran(start, lanes)
             self._follow(segment, lanes, segment.function(chunk, chunk.registers, lanes))
 
     def resume(self, at: int, lanes: np.ndarray | None) -> None:
@@ -270,10 +279,12 @@ class Scheduler:
                 waiter.poll(self)  # what is under way must arrive although somebody runs
         if chunk.steps > self.patience:
             self._report(f"has not ended after {self.patience} steps", KernelFault)
+        if self.spinners.timed:
+            return
         seen, changes = self._seen, chunk.memory.changes
         if seen is not None and start == seen.start and changes == seen.changes and self.groups.keys() == seen.groups.keys():
-            if min(self.since.values()) > seen.step and all(self._same(self.groups[at], lanes) for at, lanes in seen.groups.items()) \
-                    and all(_equal(chunk.registers[slot], values) for slot, values in seen.registers.items()):
+            if min(self.since.values()) > seen.step and all(same_lanes(self.groups[at], lanes) for at, lanes in seen.groups.items()) \
+                    and all(equal(chunk.registers[slot], values) for slot, values in seen.registers.items()):
                 self._report("spins on something that nobody is left to change", Deadlock)
         if chunk.steps >= self._next_look:
             self._next_look = 2 * chunk.steps
@@ -283,10 +294,6 @@ class Scheduler:
             registers = {slot: np.copy(chunk.registers[slot]) for slot in range(live.bit_length()) if live >> slot & 1}
             self._seen = Snapshot(chunk.steps, start, changes, dict(self.groups), registers)
 
-    @staticmethod
-    def _same(one, other) -> bool:
-        return one is other or one is not None and other is not None and np.array_equal(one, other)
-
     def _wake(self) -> bool:
         """Let go who may go; False if all lanes have ended.  Raises Deadlock."""
         for waiter in self.chunk.waiters.values():
@@ -295,20 +302,20 @@ class Scheduler:
                 return True
         if not self.chunk.alive.any():
             return False
-        self._report("cannot go on", Deadlock)
+        for at, lanes in self.spinners.woken():
+            self.resume(at, lanes)
+        if not self.groups:
+            self._report("spins on something that nobody is left to change" if self.spinners.parked else "cannot go on", Deadlock)
+        return True
 
     def _report(self, what: str, kind: type[KernelFault]) -> NoReturn:
         """Who is where and waits for what."""
         chunk, lines = self.chunk, []
         held = [entry for waiter in chunk.waiters.values() for entry in waiter.waiting()]
         held += [(self.lanes(lanes), at, "the other lanes of its warp") for at, lanes in self.parked.items()]
+        held += [(self.lanes(lanes), at, "a change of memory") for at, lanes in self.spinners.parked.items()]
         held += [(self.lanes(lanes), at, "") for at, lanes in self.groups.items()]
         for lanes, site, reason in held[:8]:
             waits = f" {'wait' if len(lanes) > 1 else 'waits'} for {reason}" if reason else " run"
             lines.append(f"{len(lanes)} threads (first: {chunk.who(int(lanes[0]))}){waits} at {chunk.where(site)}")
         raise kind(f"{chunk.image.kernel.name} {what}: " + "; ".join(lines))
-
-
-def _equal(one, other) -> bool:
-    """The same bits in both, arrays or scalars."""
-    return np.shape(one) == np.shape(other) and np.asarray(one).tobytes() == np.asarray(other).tobytes()
