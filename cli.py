@@ -1,5 +1,6 @@
 """The lab's command.  Verbs live in `cudalab/commands/`; whatever is slow to import is imported where it is used."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -25,6 +26,9 @@ class Lab(click.Group):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
+            if not error.filename:  # what is left in its buffer would fail once more at the end
+                with contextlib.suppress(OSError):
+                    sys.stdout.close()
             raise click.ClickException(f"the disk is full, {error.filename or 'the output'} is not complete: make room") from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -48,9 +52,19 @@ def main(dumps, results):
             os.environ[name] = folder  # the environment, so that every build of this run goes there
 
 
+def keep_stdout_for_data():
+    """What a kernel prints goes to stderr: the driver writes it to file descriptor 1, which becomes stderr's; stdout is a copy of it."""
+    if sys.stdout is not None and sys.stderr is not None:
+        sys.stdout.flush()
+        data, encoding, errors = os.dup(1), sys.stdout.encoding, sys.stdout.errors
+        os.dup2(2, 1)
+        sys.stdout = os.fdopen(data, "w", encoding=encoding, errors=errors)
+
+
 for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, emulated.profile, run.tune,
              study.study, fragments.fragments, roofline.roofline, roofline.run, trace.trace, store.results, store.doctor):
     main.add_command(verb)
 
 if __name__ == "__main__":
+    keep_stdout_for_data()
     sys.exit(main())

@@ -1,7 +1,7 @@
 """A step on the emulator: is it right, and what does it ask of a device?  By counted work; never a time."""
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,10 @@ TYPICAL = ((120, "GeForce RTX 5090"), (90, "H200"), (89, "RTX 4060"), (80, "A100
 WIDTH = 120  # columns of a profile, where the terminal is not wider
 LEGEND = "instructions of warps, their share, threads each; sectors and wavefronts a request; bank conflicts; diverged branches"
 COLUMNS = (("line", 4), ("warps", 7), ("%", 3), ("thr", 4), ("s/rq", 5), ("w/rq", 5), ("cnfl", 6), ("div", 6))
+
+
+FLOPS, BYTES = 1e8, 2e7  # a second, that the emulator does on one core, by order of magnitude
+LONG_S = 20
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,19 @@ def count_plan(plan: Plan, place: Emulator, inputs: Mapping[str, np.ndarray] | N
 def verdict_of(plan: Plan, inputs: Mapping, place: Emulator, kind: str) -> Verdict:
     """Run a plan and judge what comes out; a fault of the kernel is a verdict too."""
     return check.verdict_of(plan, inputs, place, kind, KernelFault)
+
+
+def patience(work: Sequence[tuple[Step, Problem]]) -> str:
+    """How long (step, problem) pairs take on the emulator, in words, where that is long; else empty."""
+    runs = [(step.op.flops(problem) / FLOPS + step.op.bytes(problem) / BYTES, problem) for step, problem in work for _ in step.op.kinds]
+    seconds = sum(time for time, _ in runs)
+    if seconds < LONG_S:
+        return ""
+    size, unit = next((size, unit) for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")) if seconds >= 1.5 * size)
+    about = f"{seconds / size:.0f} {unit}s"
+    largest = max(runs, key=lambda run: run[0])[1]
+    return (f"this is much for the emulator: {len(runs)} runs, the largest at {problem_text(largest)}, take of the order of {about}; "
+            f"without --shape it takes small ones")
 
 
 def device_for(name: str | None, target: str) -> Device:

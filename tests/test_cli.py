@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -212,8 +213,16 @@ def test_a_folder_that_cannot_be_written_is_an_error(lab, tmp_path):
 
 def test_a_full_disk_under_the_output_is_an_error():
     with open("/dev/full", "w") as full:
-        ran = subprocess.run([sys.executable, "cli.py", "list"], cwd=KERNELS.parent, stdout=full, stderr=subprocess.PIPE, text=True)
+        ran = subprocess.run([sys.executable, "cli.py", "list"], cwd=KERNELS.parent, stdout=full, stderr=subprocess.PIPE, text=True,
+                             env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
     assert ran.returncode == 1 and ran.stderr == "Error: the disk is full, the output is not complete: make room\n"
+
+
+def test_what_a_driver_prints_is_not_among_the_data():
+    """printf of device code comes from C, on file descriptor 1."""
+    code = "import cli, os; cli.keep_stdout_for_data(); os.write(1, b'from a kernel'); print('data')"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=KERNELS.parent, capture_output=True, text=True, check=True)
+    assert ran.stdout == "data\n" and ran.stderr == "from a kernel"
 
 
 def test_results_say_where_they_come_from(lab, tmp_path, results_folder, row):

@@ -71,6 +71,25 @@ def works(result):
     return result
 
 
+def test_what_takes_long_is_said_before_it_starts(lab, monkeypatch):
+    def stop(self, plan, inputs):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(Emulator, "run", stop)
+    for verb in ("bench", "check"):
+        result = lab(verb, "sgemm", "--shape", "1024 1000x1000x1000")
+        assert result.exit_code == 130 and re.match(r"this is much for the emulator: 48 runs, the largest at .*1024.* order of \d+ minutes",
+                                                    result.stderr)
+        assert lab(verb, "step5", *SMALL).stderr == "interrupted\n"
+
+
+def test_what_a_kernel_prints_goes_to_stderr(lab, own):
+    file = own('extern "C" __global__ void __launch_bounds__(256) vecadd(const float* A, const float* B, float* C, int N) {\n'
+               '    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i == 7) printf("A[%d]\\n", i);\n'
+               '    if (i < N) C[i] = A[i] + B[i];\n}\n', "prints.cu")
+    result = works(lab("check", file, "--like", "vecadd/2", "--shape", 100, "--json"))
+    assert len(json.loads(result.stdout)) == 2 and result.stderr.count("A[7]\n") == 2
+
+
 def fails(result, *words, code=1):
     assert result.exit_code == code, result.output
     error = result.stderr[result.stderr.index("Error: "):]

@@ -39,6 +39,8 @@ def check(place, work, settings, seed: int, as_json: bool) -> None:
             place.progress = lambda done, total, entry: progress(done, total, f"{step.path}, {kind.removesuffix('s')} inputs")  # noqa: B023
             yield counting.verdict_of(plan, draw(step.op, problem, kind, generator(seed + number)), place, kind)
 
+    if words := counting.patience(work):
+        opt.note(words)
     verdicts, refused = [], []
     try:
         for step, problem in work:
@@ -56,6 +58,8 @@ def bench(work, settings, seed: int, sanitize: bool, target: str, device: str | 
     """Correctness, counters and the roofline of every step and shape; exits by correctness."""
     from cudalab import counted as counting
     shown = counting.device_for(device, target)
+    if words := counting.patience(work):
+        opt.note(words)
     found, refused = [], []
     try:
         for step, problem in work:

@@ -67,26 +67,30 @@ def make_program(ptx: str, watched: bool) -> Program:
     return Program(ptx, watched)
 
 
+def print_to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+
+
 class Emulator:
     """Runs plans on the CPU.
 
     target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
     delivery: when copies of the bulk engines take effect: "lazy", when somebody waits for them; "eager", when they start.  A correct kernel
     computes the same both ways.  mma: how tensor cores add up, one of the models in accumulate.py.
-    output: called with what a kernel prints.  progress: called with blocks done, blocks of the launch, and the kernel's name.
+    output: called with what a kernel prints; by default it goes to stderr.  progress: called with blocks done, blocks of the launch, and the kernel's name.
     device: whose limits and multiprocessors count for those who ask; a run does not depend on it.
     """
 
     name = "emulator"
 
     def __init__(self, target: str = "sm_90a", *, observers: tuple = (), lanes: int = LANES,
-                 output: Callable[[str], object] = sys.stdout.write, delivery: str = "lazy", mma: str = "float64",
+                 output: Callable[[str], object] | None = None, delivery: str = "lazy", mma: str = "float64",
                  sanitize: bool = False, device: Device | None = None):
         if delivery not in ("lazy", "eager"):
             raise UnknownName(f"delivery is 'lazy' or 'eager', not '{delivery}'")
         self.delivery = delivery
         self.mma = Accumulator(mma, target).mma
-        self.target, self.lanes, self.output, self.device = target, lanes, output, device
+        self.target, self.lanes, self.output, self.device = target, lanes, output or print_to_stderr, device
         self.observers = (*observers, Sanitizer()) if sanitize else tuple(observers)
         self.progress: Callable[[int, int, str], object] | None = None
         self._buffer: np.ndarray | None = None  # of the memory of the last run: the next one need not ask the system for pages
@@ -193,6 +197,8 @@ class Emulator:
         self._pass_arguments(image, launch, tensors, memory)
         memory.observers = self.observers
         total, together = int(np.prod(launch.grid)), self.blocks_together(image, launch)
+        if self.progress:
+            self.progress(0, total, launch.entry)
         for first in range(0, total, together):
             chunk = Chunk(image, launch, memory, first, min(together, total - first), self.observers, self.output,
                           self.delivery == "eager")

@@ -136,8 +136,8 @@ class Sanitizer(Observer):
         wrong = np.array(self.constant)[np.searchsorted(self.starts, every, "right") - 1]
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise self.fault(int(lanes[at]), site, f"a write to the input at {self.memory.name_address('global', int(every[at]))}; write to "
-                                                   f"an output, or to scratch", ChangedInput)
+            where = self.memory.name_address("global", int(every[at]))
+            raise self.fault(int(lanes[at]), site, f"a write to the input at {where}; write to an output, or to scratch", ChangedInput)
 
     def _strength(self, site: int) -> tuple[bool, bool, bool]:
         if site not in self.strong:
