@@ -357,6 +357,7 @@ FAULTS = {
     "behind": ("x[i + 3] = 1;  // here",
                r"4 bytes at 0 bytes behind the end of argument 1 \(256 bytes\), out of bounds; block \(1, 0, 0\), thread \(29, 0, 0\)"),
     "before": ("x[i - 300] = 1;  // here", r"out of bounds; block \(0, 0, 0\), thread \(0, 0, 0\)"),
+    "before": ("x[i - 4] = 1;  // here", r"write of 4 bytes at 16 bytes before argument 1 \(256 bytes\), out of bounds"),
     "nowhere": ("if (i == 37) *(volatile int*)(x + (1 << 30)) = 1;  // here",
                 r"belongs to nothing, out of bounds; block \(1, 0, 0\), thread \(5, 0, 0\)"),
     "misaligned": ("*(int4*)(x + (i & 1)) = make_int4(1, 2, 3, 4);  // here",

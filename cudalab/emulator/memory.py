@@ -220,17 +220,19 @@ class Memory:
         raise self.chunk.fault(lane, site, f"{what} of {size} bytes at {self.name_address(place.space, bad)}, not aligned to {size}")
 
     def name_address(self, space: str, address: int) -> str:
-        """An address as a person can use it: which allocation, and how far into it or past its end."""
+        """An address as a person can use it: which allocation, and how far into it, past its end or before its start."""
         if address >= ENDED:
             return f"shared address {address % ENDED} of a block of the cluster that has ended"
         if space != "global":
             return f"{space} address {address} (there are {self.limits[space]} bytes)"
         number = int(np.searchsorted(self.starts, address, "right")) - 1
-        if number < 0 or address > self.regions[number].end + GAP * 4096:
+        around = self.regions[max(number, 0):number + 2]
+        region = min(around, key=lambda r: max(r.start - address, address - r.end), default=None)
+        if region is None or not region.start - GAP * 4096 <= address <= region.end + GAP * 4096:
             return f"global address {address:#x}, which belongs to nothing"
-        region = self.regions[number]
         past = address - region.end
-        where = f"{past} bytes behind the end of" if past >= 0 else f"byte {address - region.start} of"
+        where = f"{region.start - address} bytes before" if address < region.start else f"{past} bytes behind the end of" if past >= 0 \
+            else f"byte {address - region.start} of"
         return f"{where} {region.name} ({region.end - region.start} bytes)"
 
     def load(self, place: Place, offset: int, dtype: np.dtype, site: int, mask=None):
