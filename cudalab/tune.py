@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
+from cudalab import pairs
 from cudalab.errors import BadConfig, BadLaunch, BadShape, LabError
 from cudalab.problem import Problem, Values
 from cudalab.spec import Plan, Step
@@ -145,12 +146,12 @@ class _Stand:
     def __init__(self, gpu, plans: Sequence[Plan], seed: int):
         import cupy
 
-        from cudalab import check, measure
+        from cudalab import check
         from cudalab.hold import Hold
         self.gpu, self.op, self.problem = gpu, plans[0].step.op, plans[0].problem
         self.tensors = self.op.tensors(self.problem)
         one_call = sum(t.nbytes for t in self.tensors.values())
-        count = measure.set_count(one_call, gpu.device.l2_bytes)
+        count = pairs.set_count(one_call, gpu.device.l2_bytes)
         largest = max(sum(t.nbytes for t in self._extra(plan)) for plan in plans)
         drawing = 3 * max(t.nbytes for t in self.tensors.values())  # CuPy draws in float64 and then rounds
         gpu.require(count * one_call + largest + drawing, f"tuning {plans[0].step.path} at {self.problem}")
@@ -163,12 +164,11 @@ class _Stand:
 
     def time(self, plan: Plan, batches: int) -> float:
         """The median time of a call over `batches` batches, in seconds."""
-        from cudalab import measure
         calls = self._calls(plan)
         for call in calls:
             self._once(call, plan)
         launches = len(plan.actions)
-        count = measure.calls_per_batch(self._batch(calls, min(len(calls), max(1, measure.QUEUE // launches)), plan), len(calls), launches)
+        count = pairs.calls_per_batch(self._batch(calls, min(len(calls), max(1, pairs.QUEUE // launches)), plan), len(calls), launches)
         return statistics.median(self._batch(calls, count, plan) for _ in range(batches))
 
     def fault(self, plan: Plan) -> str:

@@ -25,6 +25,10 @@ def cuda(text: str, grid, block, *args, target: str = "sm_90a", smem: int = 0, e
     return (emulator or Emulator(target)).run_ptx(compile_cuda(text, target), "k", grid, block, args, smem=smem, cluster=cluster)
 
 
+def kernel(body: str, parameters: str, before: str = "") -> str:
+    return f'{before}\nextern "C" __global__ void k({parameters}) {{\n    int i = blockIdx.x * blockDim.x + threadIdx.x;\n{body}\n}}\n'
+
+
 def ptx_program(body: str, params: int, registers: str = "", target: str = "sm_90a") -> str:
     """A kernel `k` around a PTX body, which finds its parameters' addresses in %a0, %a1, …, its thread in %i (32 bits) and %w (64)."""
     declared = ",\n".join(f"    .param .u64 p{number}" for number in range(params))

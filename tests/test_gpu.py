@@ -11,7 +11,7 @@ import pytest
 import toy
 from kinds import few
 
-from cudalab import check, measure, peers, results
+from cudalab import check, measure, pairs, peers, results
 from cudalab.errors import LabError, NoDevice, OutOfMemory
 from cudalab.registry import ops, steps
 from cudalab.spec import Copy, Fill, Plan
@@ -153,7 +153,7 @@ def test_each_peer_is_measured_beside_a_step(gpu, peer):
     seen = []
     (row,) = measure.bench_step(gpu, step, problem, peers=[peer], progress=lambda done, total, what: seen.append((done, total)))
     results.validate(row)
-    assert row["peer"] == peer.name and row["ratio"] > 0 and row["error"] <= 1e-5 and seen[-1] == (measure.PAIRS, measure.PAIRS)
+    assert row["peer"] == peer.name and row["ratio"] > 0 and row["error"] <= 1e-5 and seen[-1] == (pairs.PAIRS, pairs.PAIRS)
     assert 100 < row["sm_clock_mhz"] < 4000
 
 

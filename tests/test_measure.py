@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cudalab import measure, peers, results
+from cudalab import measure, pairs, peers, results
 from cudalab.devices import find_device
 from cudalab.errors import BadConfig, LabError, UnknownName
-from cudalab.measure import Summary
+from cudalab.pairs import Summary
 from cudalab.registry import ops
 
 SGEMM = ops()["sgemm"]
@@ -36,53 +36,53 @@ class Clock:
 
 def test_step_and_peer_alternate_abba():
     clock, ticks = Clock(1.0, 2.0), []
-    pairs = measure.alternate(clock.arm("A"), clock.arm("B"), 6, lambda: ticks.append(1))
+    found = pairs.alternate(clock.arm("A"), clock.arm("B"), 6, lambda: ticks.append(1))
     assert "".join(clock.order) == "ABBAABBAABBA"
-    assert pairs == [(1.0, 2.0)] * 6 and len(ticks) == 6
+    assert found == [(1.0, 2.0)] * 6 and len(ticks) == 6
 
 
 def test_without_a_peer_there_are_only_our_batches():
     clock = Clock(1.0, 2.0)
-    assert measure.alternate(clock.arm("A"), None, 4, lambda: None) == [(1.0, None)] * 4 and clock.order == ["A"] * 4
+    assert pairs.alternate(clock.arm("A"), None, 4, lambda: None) == [(1.0, None)] * 4 and clock.order == ["A"] * 4
 
 
 def test_a_drifting_machine_leaves_the_ratio_alone():
     clock = Clock(1e-3, 1.1e-3, drift=0.002)
-    summary = measure.summarise(measure.alternate(clock.arm("A"), clock.arm("B"), measure.PAIRS, lambda: None))
+    summary = pairs.summarise(pairs.alternate(clock.arm("A"), clock.arm("B"), pairs.PAIRS, lambda: None))
     assert summary.ratio == pytest.approx(1.1, rel=2e-4)
-    assert measure.PAIRS >= 15 and measure.PAIRS % 2 == 0
+    assert pairs.PAIRS >= 15 and pairs.PAIRS % 2 == 0
 
 
 def test_statistics_are_medians_and_interquartile_ranges():
     ours = [1.0, 1.0, 2.0, 3.0, 100.0]
-    summary = measure.summarise([(a, 2 * a) for a in ours])
+    summary = pairs.summarise([(a, 2 * a) for a in ours])
     assert summary == Summary(2.0, 2.0, 4.0, 4.0, 2.0, 0.0)
-    assert measure.summarise([(a, None) for a in ours]) == Summary(2.0, 2.0, None, None, None, None)
-    assert measure.iqr([5.0]) == 0.0
-    assert measure.iqr(list(range(101))) == 50
+    assert pairs.summarise([(a, None) for a in ours]) == Summary(2.0, 2.0, None, None, None, None)
+    assert pairs.iqr([5.0]) == 0.0
+    assert pairs.iqr(list(range(101))) == 50
 
 
 def test_the_ratio_is_the_median_of_ratios_not_the_ratio_of_medians():
-    pairs = [(1.0, 1.0), (2.0, 6.0), (4.0, 4.0)]
-    assert measure.summarise(pairs).ratio == 1.0 != statistics.median(b for _, b in pairs) / statistics.median(a for a, _ in pairs)
+    found = [(1.0, 1.0), (2.0, 6.0), (4.0, 4.0)]
+    assert pairs.summarise(found).ratio == 1.0 != statistics.median(b for _, b in found) / statistics.median(a for a, _ in found)
 
 
 @pytest.mark.parametrize("call_s", (1e-6, 1e-5, 3e-4, 2e-2))
 @pytest.mark.parametrize("sets", (1, 7, 64))
 @pytest.mark.parametrize("launches", (1, 3, 1000))
 def test_a_batch_is_long_enough_and_fits_the_queue(call_s, sets, launches):
-    n = measure.calls_per_batch(call_s, sets, launches)
-    most = max(1, measure.QUEUE // launches)
+    n = pairs.calls_per_batch(call_s, sets, launches)
+    most = max(1, pairs.QUEUE // launches)
     assert 1 <= n <= most
-    assert n == most or (n * call_s >= measure.BATCH_S and n % sets == 0)
+    assert n == most or (n * call_s >= pairs.BATCH_S and n % sets == 0)
 
 
 def test_rotating_sets_are_more_than_three_times_l2():
     l2 = 60 * 2**20
     for nbytes in (12 * 10**6, 100 * 2**20, 805 * 10**6, 180 * 2**20):
-        sets = measure.set_count(nbytes, l2)
+        sets = pairs.set_count(nbytes, l2)
         assert sets * nbytes > 3 * l2 and (sets - 1) * nbytes <= 3 * l2
-    assert measure.set_count(12, l2) == measure.SETS
+    assert pairs.set_count(12, l2) == pairs.SETS
 
 
 @pytest.mark.parametrize("peer", ("cublas", None))

@@ -77,7 +77,8 @@ class Emulator:
     target: what NVRTC compiles for.  lanes: how many lanes run together.  observers: see hooks.py; without any, nothing is watched.
     delivery: when copies of the bulk engines take effect: "lazy", when somebody waits for them; "eager", when they start.  A correct kernel
     computes the same both ways.  mma: how tensor cores add up, one of the models in accumulate.py.
-    output: called with what a kernel prints; by default it goes to stderr.  progress: called with blocks done, blocks of the launch, and the kernel's name.
+    output: called with what a kernel prints; by default it goes to stderr.  progress: called with blocks done, blocks of the launch, and
+    the kernel's name, first before the first block.
     device: whose limits and multiprocessors count for those who ask; a run does not depend on it.
     """
 
