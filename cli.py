@@ -65,6 +65,11 @@ for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, 
              study.study, fragments.fragments, roofline.roofline, roofline.run, trace.trace, store.results, store.doctor):
     main.add_command(verb)
 
-if __name__ == "__main__":
+def start():
+    """The command of a process of its own."""
     keep_stdout_for_data()
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    start()
