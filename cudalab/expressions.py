@@ -4,6 +4,7 @@ Only integers, names, + - * / // %, comparisons, a conditional, and the function
 """
 
 import ast
+import functools
 import operator
 from collections.abc import Mapping
 
@@ -21,6 +22,11 @@ def cdiv(a: int, b: int) -> int:
 
 
 _FUNCTIONS = {"cdiv": cdiv, "min": min, "max": max}
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def evaluate(text: str, names: Mapping[str, int]) -> tuple[int, ...]:
@@ -55,7 +61,7 @@ def evaluate(text: str, names: Mapping[str, int]) -> tuple[int, ...]:
         raise LabError(f"'{text}': only integers, names, + - * / // %, comparisons, 'a if c else b', cdiv, min and max are allowed")
 
     try:
-        body = ast.parse(text.strip(), mode="eval").body
+        body = _parsed(text.strip())
         return tuple(int(value(node)) for node in (body.elts if isinstance(body, ast.Tuple) else [body]))
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
         raise LabError(f"'{text}' is not an expression: {getattr(error, 'msg', error)}") from None

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cudalab import registry
-from cudalab.check import check_step, compare, draw, generator
+from cudalab.check import check_step
 from cudalab.emulator import Deadlock, Emulator, KernelFault, PtxError
 from cudalab.emulator.parser import parse
 from cudalab.errors import BadLaunch, LabError
@@ -15,16 +15,7 @@ from emulated import HEADER, compile_cuda, cuda, kernel, line_of, ptx_program
 RNG = np.random.default_rng(0)
 
 
-# -- the ladder
-
-
-@pytest.mark.parametrize("step", registry.steps(), ids=lambda step: step.path)
-def test_steps_on_their_emulate_shapes(step):
-    """Without an observer, exact sums; other kinds of input, shapes and types are in the sanitizer's test of the ladder."""
-    problem, kind = step.problems("emulate", *zip(*step.kinds()[:1]))[0], step.op.kinds[-1]
-    inputs = draw(step.op, problem, kind, generator(1))
-    verdict = compare(step.op, problem, inputs, Emulator("sm_90a").run(step.plan(problem), inputs), exact=kind == "integers")
-    assert verdict, verdict.reason
+# -- the ladder; every step on its shapes: test_emulator_sanitizer
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_120a"])

@@ -274,7 +274,7 @@ def test_progress_is_told_block_by_block():
     emulator = Emulator(lanes=64)
     emulator.progress = lambda *what: ticks.append(what)
     emulator.run_ptx(compile_cuda('extern "C" __global__ void k(float* x) { x[blockIdx.x] = 1; }'), "k", 5, 32, (np.zeros(5, np.float32),))
-    assert ticks == [(2, 5, "k"), (4, 5, "k"), (5, 5, "k")]
+    assert ticks == [(0, 5, "k"), (2, 5, "k"), (4, 5, "k"), (5, 5, "k")]
 
 
 # Tensor cores

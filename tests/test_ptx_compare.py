@@ -1,5 +1,6 @@
 """setp, set, selp, slct: every comparison of every type, with every boolean operation.  Oracle: fractions and Python integers."""
 
+import functools
 import operator
 
 import pytest
@@ -15,18 +16,22 @@ REAL = ("f16", "bf16", "f32", "f64")
 WHOLE = ("u16", "s16", "u32", "s32", "u64", "s64", "b16", "b32", "b64")
 
 
+@functools.cache
+def seen(bits, name, ftz):
+    """What a comparison sees of an operand; None of a NaN."""
+    x = flushed(decode(bits, name), name) if ftz else decode(bits, name)
+    return None if x == ("nan",) else value_of(encode(x, name), name)
+
+
 def compared(which, name, ftz=False):
     """0 or 1 for the bits of two values."""
     def real(a, b):
-        x, y = decode(a, name), decode(b, name)
-        if ftz:
-            x, y = flushed(x, name), flushed(y, name)
-        nan = ("nan",) in (x, y)
+        one, other = seen(a, name, ftz), seen(b, name, ftz)
+        nan = None in (one, other)
         if which in ("num", "nan"):
             return int(nan == (which == "nan"))
         if nan:
             return int(which in UNORDERED)
-        one, other = (value_of(encode(v, name), name) for v in (x, y))
         return int((UNORDERED.get(which) or ORDERED[which])(one, other))
 
     def whole(a, b):

@@ -42,6 +42,7 @@ class Code:
         self.restore: str | None = None  # a statement before the registers are read
         self._temps = 0
         self._cache: dict[tuple, str] = {}  # (what, slot) -> the local variable that holds what was derived from a register
+        self._derived: dict[int, list[tuple]] = {}  # slot -> keys of what was derived from it
         self.ins: Instruction | None = None
         self.site = -1
         self.mask: str | None = None
@@ -134,7 +135,7 @@ class Code:
         """A local variable for something computed of a register (or several) alone; computed once as long as it stays as it is."""
         key = (what, tuple(self.image.slot(r) for r in register) if isinstance(register, tuple) else self.image.slot(register))
         if key not in self._cache:
-            self._cache[key] = self.temp(expression)
+            self._remember(key, self.temp(expression))
         return self._cache[key]
 
     def keep(self, what, registers: tuple[Register, ...], variable: str) -> None:
@@ -142,7 +143,7 @@ class Code:
         slots = tuple(self.image.slot(r) for r in registers)
         for slot in slots:
             self._forget(slot)
-        self._cache[what, slots] = variable
+        self._remember((what, slots), variable)
 
     def once(self, what: str, expression: str) -> str:
         """A local variable for something that depends on the lanes of the segment alone."""
@@ -237,8 +238,13 @@ class Code:
         self.line(f"r{slot} = canonical(r{slot})")
 
     def _forget(self, slot: int) -> None:
-        for key in [k for k in self._cache if k[0] != "constant" and (k[1] == slot or isinstance(k[1], tuple) and slot in k[1])]:
-            del self._cache[key]
+        for key in self._derived.pop(slot, ()):
+            self._cache.pop(key, None)
+
+    def _remember(self, key: tuple, variable: str) -> None:
+        self._cache[key] = variable
+        for slot in key[1] if isinstance(key[1], tuple) else (key[1],):
+            self._derived.setdefault(slot, []).append(key)
 
     def lower(self, site: int) -> None:
         """Write one instruction."""

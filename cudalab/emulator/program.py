@@ -24,9 +24,9 @@ class Location:
         return self.inlined_at.outermost if self.inlined_at else self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Register:
-    """A declared register.  Each declaration is its own object, so scopes and functions cannot be confused."""
+    """A declared register, which nobody changes.  Each declaration is its own object, so scopes and functions cannot be confused."""
 
     name: str
     type: Type

@@ -59,10 +59,11 @@ def effects(ins: Instruction, entry: Entry) -> tuple[set[Register], set[Register
     """The registers an instruction writes and those it reads.  A guarded write keeps the old value in some lanes: it reads too."""
     writes, reads = set(), set()
     for number, operand in enumerate(ins.operands):
-        if number < entry.writes and not isinstance(operand, Address):
-            writes.update(registers_of(operand))
+        touched = writes if number < entry.writes and not isinstance(operand, Address) else reads
+        if isinstance(operand, Register):  # the usual case
+            touched.add(operand)
         else:
-            reads.update(registers_of(operand))
+            touched.update(registers_of(operand))
     if ins.has("cc"):
         writes.add(CARRY)
     if ins.parts[0] in ("addc", "subc", "madc"):
