@@ -1,10 +1,12 @@
 """NVRTC: one compilation gives PTX and cubin; its refusals become errors that name what to change."""
 
+import atexit
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,7 @@ TOO_MUCH = re.compile(r"ptxas (?:error|fatal)\s*:\s*(.*(?:uses too|too many|regi
 CACHING = (12, 9)  # from here on NVRTC keeps a cache of its own, and what it takes from there comes with an empty log: no resources
 PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal)\s*:\s*(.*)")
 _first, _loaded = threading.Lock(), []  # see compile_program
+_working: list[threading.Event] = []  # one for each thread in which NVRTC works, set when it is done, whether or not anybody waits
 
 
 @dataclass(frozen=True)
@@ -167,20 +170,58 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
 def _interruptible(function, *arguments):
     """What a function of NVRTC returns; Ctrl-C ends the wait for it at once.
 
-    NVRTC would be deaf to it until it is done: it puts its own handlers for SIGINT and SIGTERM in the place of Python's while it compiles.
-    So it works in a thread, and the main thread puts Python's back.
+    NVRTC would be deaf to it, or end the process: a process's first compilation puts handlers of its own for SIGINT and SIGTERM in the
+    place of Python's within some milliseconds.  So it works in a thread, and the main thread puts Python's back; until it has, it holds
+    signals off.  Where Ctrl-C comes the thread is left to itself, see `abandoned`.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
-    returned, handlers = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    thread = threading.Thread(target=lambda: returned.append(function(*arguments)), daemon=True)
-    thread.start()
-    while thread.is_alive():
+    returned, done = [], threading.Event()  # Thread.is_alive is not to be believed after a join that Ctrl-C ended
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = {number for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+
+    def work():
+        try:
+            returned.append(function(*arguments))
+        finally:
+            done.set()
+
+    def put_back():
         for number, handler in handlers.items():
             if handler is not None:  # None: not set by Python, so not Python's to put back
                 signal.signal(number, handler)
-        thread.join(0.1)
+
+    _working.append(done)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)  # for the thread too
+    try:
+        threading.Thread(target=work, daemon=True).start()
+        quick = time.monotonic() + 0.5
+        while not done.is_set():
+            put_back()
+            if signal.sigpending() & heeded:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # Python's handler runs here
+                signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+            done.wait(0.0005 if time.monotonic() < quick else 0.1)
+    finally:
+        put_back()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _working.remove(done)
     return returned[0]
+
+
+def abandoned() -> bool:
+    """Whether NVRTC is still at work in a thread that Ctrl-C left to itself.
+
+    A process that runs its exit handlers meanwhile may end with a segmentation fault: they take down what NVRTC works with.
+    """
+    return not all(done.is_set() for done in _working)
+
+
+@atexit.register
+def _let_them_end() -> None:
+    """Where a program goes on after Ctrl-C, and so may reach its exit handlers."""
+    for done in _working:
+        done.wait()
 
 
 def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -274,17 +275,22 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch, ctrl_c)
 
 def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp_path, monkeypatch, ctrl_c):
     from cuda.bindings import nvrtc as binding
+    finish = threading.Event()
 
     def deaf(*arguments):
         ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(1))  # SIG_IGN
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
+        finish.wait(10)
     monkeypatch.setattr(binding, "nvrtcCompileProgram", deaf)
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         build(toy.plan(tmp_path), "sm_80", dumps=tmp_path / "dumps")
     assert time.monotonic() - started < 5 and not (tmp_path / "dumps").exists()
+    assert nvrtc.abandoned()  # the thread works on: nobody may take down what it works with
+    finish.set()
+    nvrtc._let_them_end()
+    assert not nvrtc.abandoned()
 
 
 def test_a_folder_that_cannot_be_written_names_the_cure(tmp_path, monkeypatch):
