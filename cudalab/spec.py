@@ -5,6 +5,7 @@ A backend runs it; nothing here touches a device.
 """
 
 import math
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -383,6 +384,11 @@ def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 def _argument(argument, tensors, problem, entry) -> Pointer | Scalar:
     match argument:
+        case Scalar(value=int(value), dtype=dtype) if (found := re.fullmatch(r"([iu])(8|16|32|64)", dtype)):
+            lowest, bits = (-(2 ** (int(found[2]) - 1)), int(found[2])) if found[1] == "i" else (0, int(found[2]))
+            if not lowest <= value < lowest + 2**bits:
+                raise BadLaunch(f"{entry}: argument {value} does not fit {dtype}, which holds {lowest} to {lowest + 2**bits - 1}")
+            return argument
         case Pointer() | Scalar():
             return argument
         case TensorMap(name=name):
@@ -392,5 +398,5 @@ def _argument(argument, tensors, problem, entry) -> Pointer | Scalar:
         case str() if argument in tensors:
             return Pointer(argument)
         case str() if argument in problem:
-            return i32(problem[argument])
+            return _argument(i32(problem[argument]), tensors, problem, entry)
     raise BadLaunch(f"{entry}: argument '{argument}' is neither a tensor ({' '.join(tensors)}) nor a dimension ({' '.join(problem)})")

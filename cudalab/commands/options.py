@@ -10,6 +10,7 @@ import click
 
 from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 
+SAID = 8  # steps that a note names
 DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -139,6 +140,30 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
         unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"
     if not found:
         raise BadShape(unusable or f"{steps[0].path} takes none of the op's shapes for this: give --shape")
+    return found
+
+
+def that_run(work, target: str, named=()) -> list:
+    """The (step, problem) that a target has the instructions for; the others are left out with one note.
+
+    Raises LabError where none is left, or nothing is left of a step that was asked for by name.
+    """
+    from cudalab import build
+    number = build.sm_of(target)
+    found = [(step, problem) for step, problem in work if step.runs_on(number, problem)]
+    kept = {step for step, _ in found}
+    for step, problem in work:
+        if step not in kept and (step in named or not found):
+            raise LabError(f"{step.path} needs {step.capabilities(problem)}, which {target} does not have: "
+                           f"take another {'step' if found or len({one for one, _ in work}) == 1 else 'op'}, --arch or --device")
+    left = {}
+    for step, problem in work:
+        if not step.runs_on(number, problem):
+            left.setdefault(step, []).append(" ".join(filter(None, problem.kind)))
+    if left:
+        words = [step.path + (f" in {', '.join(dict.fromkeys(kinds))}" if step in kept else "") for step, kinds in left.items()]
+        more = f" and {len(words) - SAID} more" if len(words) > SAID else ""
+        note(f"left out, as {target} does not have their instructions: {', '.join(words[:SAID])}{more}")
     return found
 
 
