@@ -153,7 +153,7 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
             raise UnknownName(f"NVRTC {version()} does not know the target '{target}'; it has {known} (90 and later also with an a behind)")
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
             in_ptxas = PTX_ERROR.search(log) is not None  # only then is there PTX to look the line up in
-            raise _refusal(source, text, log, fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode() if in_ptxas else "")
+            raise _refusal(source, text, log, fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode() if in_ptxas else "", options)
         if status != ok:
             raise CompileError(f"{source}: {nvrtc.nvrtcGetErrorString(status)[1].decode()}\n{log}".rstrip())
         symbols = {name: call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode() for name in names}
@@ -224,8 +224,11 @@ def _let_them_end() -> None:
         done.wait()
 
 
-def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:
+def _refusal(source: Path, text: bytes, log: str, ptx: str, options: list[str] = ()) -> LabError:
     """What NVRTC's log means for a person."""
+    if name := _colliding(log, options):
+        return BadConfig(f"the name {name} is one that NVRTC's own headers use, and as a macro it takes its place there: give the tunable "
+                         f"another name, such as {name}_SIZE")
     if found := ASSERTION.search(log):
         line, message, condition = found.groups()
         return BadConfig(f"this configuration is not legal: {message or condition.strip()} ({source.name}:{line})")
@@ -235,11 +238,24 @@ def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:
         return CompileError(f"{source}: the lab compiles device code only; remove {', '.join(host)}")
     if re.search("(?:cannot|could not) open source file", log) and not include_folders():
         return MissingTool(f"{source} includes CUDA headers, and none of the loaded NVRTC's version are installed: {cure()}")
+    if found := re.search(r'(?:cannot|could not) open source file "((?:nv|cuda|cub|thrust)/\S+)"', log):
+        major, minor = _major_minor()
+        return MissingTool(f"{source} needs <{found[1]}>, a header of the CUDA Core Compute Libraries, which are not installed: "
+                           f'pip install "nvidia-cuda-cccl{"" if major > 12 else f"-cu{major}"}=={major}.{minor}.*"')
     if "Error in parsing name expression" in log and not _complaints(source, log):
         asked = re.search(r'Input name expression was: "\s*(.*?)\s*"', log)
         return BadLaunch(f"{source} has no kernel '{asked[1]}': " + re.search(r"error: (.*)", log)[1])
     inline = [f"{source}({_line_of_ptx(ptx, int(line))}): error: inline PTX: {message}" for line, message in PTX_ERROR.findall(log)]
     return CompileError("\n".join([*inline, log]))
+
+
+def _colliding(log: str, options: list[str]) -> str:
+    """The macro among the options that breaks NVRTC's built-in header, where the first error lies there; empty where it does not."""
+    first = re.search(r"^(.*)\(\d+\): (?:catastrophic )?error:.*\n(.*)", log, re.MULTILINE)
+    if first is None or not first[1].startswith("__nv_nvrtc"):
+        return ""
+    macros = [option[2:].partition("=")[0] for option in options if option.startswith("-D")]
+    return next((name for name in macros if re.search(rf"\b{name}\b", first[2])), "")
 
 
 def _host_code(source: Path, text: str, log: str) -> list[str]:

@@ -23,7 +23,7 @@ dtype = click.option("--dtype", "dtypes", multiple=True, metavar="NAME",
 variant = click.option("--variant", "variants", multiple=True, metavar="NAME",
                        help="Variant of the op, such as nt; 'none' for the plain one.  May be repeated.  [default: as for --dtype]")
 sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
-backend = click.option("--backend", metavar="NAME", help="Where to run: gpu or emulator.  [default: the GPU if there is one]")
+backend = click.option("--backend", metavar="NAME", help="Where to run: gpu, emulator, or auto: the GPU if there is one.  [default: auto]")
 sanitize = click.option("--sanitize/--no-sanitize", default=True, show_default=True,
                         help="On the emulator: look for races, reads of what was never set, and their like.")
 device = click.option("--device", metavar="NAME",
@@ -116,7 +116,7 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
     """
     from cudalab import spec
     chosen = tuple(None if name == "none" else name for name in variants)
-    found, unusable = [], None
+    found, unusable, refusals = [], None, {}
     for step in steps:
         for what, names, known in (("dtype", dtypes, step.op.dtypes), ("variant", chosen, step.op.variants)):
             for name in names:
@@ -135,12 +135,21 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
             taken = [problem for problem in problems if not reasons[problem]]
             refused += [(problem, reason) for problem, reason in reasons.items() if reason]
             found += [(step, problem) for problem in (taken[:1] if first and not texts else taken)]
-        if refused and not first:
-            note(f"{step.path} does not take {len(refused)} of the op's shapes; the first, {refused[0][0]}: {refused[0][1]}")
+        if refused:
+            refusals.setdefault((len(refused), *refused[0]), []).append(step.path)
         unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"
     if not found:
-        raise BadShape(unusable or f"{steps[0].path} takes none of the op's shapes for this: give --shape")
+        (_, problem, reason), _ = next(iter(refusals.items()), ((0, "", ""), []))
+        raise BadShape(unusable or f"{steps[0].path} takes none of the op's shapes for this; the first, {problem}: {reason}")
+    for (count, problem, reason), paths in () if first else refusals.items():
+        who = f"{paths[0]} does" if len(paths) == 1 else f"{_listed(paths)} do"
+        note(f"{who} not take {count} of the op's shapes; the first, {problem}: {reason}")
     return found
+
+
+def _listed(words: list[str]) -> str:
+    """The words, of many the first."""
+    return ", ".join(words[:SAID]) + (f" and {len(words) - SAID} more" if len(words) > SAID else "")
 
 
 def that_run(work, target: str, named=()) -> list:
@@ -162,9 +171,30 @@ def that_run(work, target: str, named=()) -> list:
             left.setdefault(step, []).append(" ".join(filter(None, problem.kind)))
     if left:
         words = [step.path + (f" in {', '.join(dict.fromkeys(kinds))}" if step in kept else "") for step, kinds in left.items()]
-        more = f" and {len(words) - SAID} more" if len(words) > SAID else ""
-        note(f"left out, as {target} does not have their instructions: {', '.join(words[:SAID])}{more}")
+        note(f"left out, as {target} does not have their instructions: {_listed(words)}")
     return found
+
+
+def only(found: list, verb: str):
+    """The one thing that a verb works on.  Raises LabError where the options name several."""
+    if len(found) != 1:
+        raise LabError(f"{verb} takes one shape and one kind, and this names {len(found)}")
+    return found[0]
+
+
+def note_spills(step, problem, settings, target: str) -> None:
+    """Say where a file of a person's own spills registers; the lab's own steps must not, or are there to teach it."""
+    from cudalab import build, registry
+    if step in registry.steps() or step.source.suffix == ".ptx":
+        return
+    try:
+        built = build.build(step.plan(problem, step.config(problem, settings)), target)
+    except LabError:
+        return  # said where it is run
+    for kernel in built.kernels.values():
+        if kernel.spill_stores or kernel.spill_loads:
+            note(f"Warning: {step.path}: {kernel.entry} spills {kernel.spill_stores} bytes stored and {kernel.spill_loads} loaded a thread at "
+                 f"{kernel.registers} registers: it runs, but slower than with a smaller tile or looser __launch_bounds__")
 
 
 def print_json(value) -> None:

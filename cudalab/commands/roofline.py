@@ -168,7 +168,7 @@ def run(target, shapes, dtypes, variants, sets, times, seed, as_json):
     from cudalab import check, gpu
     settings = opt.assignments(sets)
     step = opt.one_step(target, settings, {})
-    plan = opt.plans(step, shapes, settings, dtypes, variants)[0]
+    plan = opt.only(opt.plans(step, shapes, settings, dtypes, variants), "run")
     place = gpu.backend("gpu")
     import cupy
     with place.stream:

@@ -40,6 +40,7 @@ def check(target, shapes, dtypes, variants, sets, arch, backend, sanitize, seed,
         raise LabError(f"{place.device.name} runs {place.target}: --backend emulator takes another --arch")
     work = opt.work(steps, shapes, "emulate" if place.name == "emulator" else "check", dtypes, variants, every=True)
     work = opt.that_run(work, place.target)
+    opt.note_spills(*work[0], settings, place.target)
     if place.name == "emulator":
         return emulated.check(place, work, settings, seed, as_json)
     verdicts = []
@@ -119,7 +120,9 @@ def bench(target, shapes, dtypes, variants, all_shapes, sets, peer_names, sustai
                            f"('doctor' says what is missing for a GPU)")
         if not shapes:
             work = opt.work(steps, (), "emulate", dtypes, variants)
-        return emulated.bench(opt.that_run(work, target), settings, seed, sanitize, target, device, as_json)
+        work = opt.that_run(work, target)
+        opt.note_spills(*work[0], settings, target)
+        return emulated.bench(work, settings, seed, sanitize, target, device, as_json)
     if device:
         raise click.UsageError(f"--device is for the emulator; this is {place.device.name}")
     if arch not in (None, place.target):
@@ -130,7 +133,9 @@ def bench(target, shapes, dtypes, variants, all_shapes, sets, peer_names, sustai
         for peer in next(iter(chosen.values())):
             if reason := peer.missing():
                 raise MissingTool(f"peer {peer.name}: {reason}")
-    _bench(place, opt.that_run(work, place.target), settings, chosen, "sustained" if sustained else "steady", save, against, fail_below, seed, as_json)
+    work = opt.that_run(work, place.target)
+    opt.note_spills(*work[0], settings, place.target)
+    _bench(place, work, settings, chosen, "sustained" if sustained else "steady", save, against, fail_below, seed, as_json)
 
 
 def own_file_shadows(steps) -> bool:
