@@ -6,7 +6,7 @@ import sys
 
 
 def stop(number, frame):
-    """Ctrl-C while nothing is at work yet, or no longer: there is nothing to put in order."""
+    """Ctrl-C while nothing is at work yet: there is nothing to put in order."""
     os.write(2, b"interrupted\n")
     os._exit(130)
 
@@ -49,7 +49,7 @@ class Lab(click.Group):
 
 
 def leave_a_compiler_that_works(code: int) -> None:
-    """End the process at once where NVRTC is still at work on what nobody waits for: exit handlers would take from it what it works with."""
+    """End the process at once where NVRTC is still at work on what nobody waits for; see `nvrtc.abandoned`."""
     nvrtc = sys.modules.get("cudalab.nvrtc")
     if COMMAND and nvrtc and nvrtc.abandoned():
         for stream in (sys.stdout, sys.stderr):

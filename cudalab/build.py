@@ -210,13 +210,15 @@ def _scalar_kinds(dtype: str, size: int) -> tuple[str, ...]:
 def _headers(source: Path, text: bytes, more: tuple[Path, ...]) -> tuple[list[tuple[str, str]], list[Path]]:
     """What the key must know of the headers that a source includes, directly or not, and the include folders in order.
 
-    more: folders of headers beside the source's.  Ours go by their digest.  CUDA's own are looked for only when an include is found in neither of our folders, so a lean kernel
-    compiles without them; they go by the time their folder last changed, as by an upgrade: reading them all takes up to 0.4 s.
+    more: folders of headers beside the source's.  Ours go by their digest.  CUDA's own are looked for only when an include is found in none
+    of our folders, so a lean kernel compiles without them; they go by the time their folder last changed, as by an upgrade: reading
+    them all takes up to 0.4 s.
     """
     found, outside = includes.headers(source, text, more)
     toolkit = nvrtc.include_folders() if outside else ()
     known = [(str(path), _digest(content)) for path, content in found.items()]
-    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [source.parent, *more, includes.COMMON, *toolkit]
+    known += [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit]
+    return known, [source.parent, *more, includes.COMMON, *toolkit]
 
 
 def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:

@@ -15,7 +15,8 @@ COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def headers(source: Path, text: bytes, folders: Sequence[Path] = ()) -> tuple[dict[Path, bytes], bool]:
-    """The headers found beside the source, in `folders` or in kernels_cu/common, by path, and whether any other is included, such as CUDA's own.
+    """The headers found beside the source, in `folders` or in kernels_cu/common, by path, and whether any other is included, such as
+    CUDA's own.
 
     Raises CompileError for a header that is not text.
     """

@@ -18,7 +18,8 @@ def step(source: Path, *, like: str | None = None, op: str | None = None, entry:
          block: str | None = None, args: str | None = None, smem: str | None = None, settings: Mapping[str, int] = {}) -> Step:
     """The file as a step, launched as a known step is (`like`), or as the expressions over dimensions and settings say, or both.
 
-    settings: NAME -> value, handed to the source as macros.  It may spill registers, and with `like` include what that step does.  Raises LabError naming what is missing.
+    settings: NAME -> value, handed to the source as macros.  It may spill registers, and with `like` it finds that step's headers.
+    Raises LabError naming what is missing.
     """
     if not source.is_file():
         raise LabError(f"there is no file {source}")

@@ -1,6 +1,7 @@
 """The compile side: every step on every target, what a build holds, the key, the cache under damage and concurrency."""
 
 import ctypes
+import errno
 import json
 import multiprocessing
 import os
@@ -88,6 +89,14 @@ def test_sass_is_written_on_first_demand_and_again_when_damaged(tmp_path):
     whole = path.read_text()
     path.write_text(whole[:-100])
     assert build(toy.plan(tmp_path), "sm_89", dumps=tmp_path / "dumps").sass == built.sass and path.read_text() == whole
+
+
+def test_sass_that_cannot_be_kept_can_be_read(tmp_path, monkeypatch):
+    def refused(path, content):
+        raise OSError(errno.EROFS, "Read-only file system")
+    built = build(toy.plan(tmp_path), "sm_89", dumps=tmp_path / "dumps")
+    monkeypatch.setattr(type(tmp_path), "write_text", refused)
+    assert "LDG" in built.sass and not (built.folder / "kernel.sass").exists()
 
 
 def test_names_templates_and_several_kernels(tmp_path):

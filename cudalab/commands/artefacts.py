@@ -1,8 +1,6 @@
 """Verbs over what the compiler made: dump, diff."""
 
-import difflib
 import re
-from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
@@ -34,6 +32,8 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, ptx
 
     Example: python cli.py dump step5 --arch sm_89 --sass
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from cudalab import build, registry, report
     if everything == (target is not None):
         raise click.UsageError("name a step, an op or a file, or say --all")
@@ -109,6 +109,8 @@ def diff(first, second, shapes, dtypes, variants, sets, arch, ptx, sass, counter
 
     Example: python cli.py diff step4 step5
     """
+    import difflib
+
     from cudalab import build, report
     settings = opt.assignments(sets)
     pair = [opt.one_step(text, settings, own if opt.is_file(text) else {}) for text in (first, second)]
@@ -193,6 +195,7 @@ def side_by_side(a: list[str], b: list[str]) -> list[tuple[str, str, str]]:
     """Lines of two listings beside each other: (left, mark, right); mark: blank the same, . the same but for numbers, | changed,
     < only left, > only right.  Numbers of registers, labels and lines differ for no reason, so they do not count when lines are paired.
     """
+    import difflib
     matcher = difflib.SequenceMatcher(None, *([re.sub(r"\d+", "#", line).strip() for line in text] for text in (a, b)), autojunk=False)
     lines = []
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():

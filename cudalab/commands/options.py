@@ -193,8 +193,8 @@ def note_spills(step, problem, settings, target: str) -> None:
         return  # said where it is run
     for kernel in built.kernels.values():
         if kernel.spill_stores or kernel.spill_loads:
-            note(f"Warning: {step.path}: {kernel.entry} spills {kernel.spill_stores} bytes stored and {kernel.spill_loads} loaded a thread at "
-                 f"{kernel.registers} registers: it runs, but slower than with a smaller tile or looser __launch_bounds__")
+            note(f"Warning: {step.path}: {kernel.entry} spills {kernel.spill_stores} bytes stored and {kernel.spill_loads} loaded a thread "
+                 f"at {kernel.registers} registers: it runs, but slower than with a smaller tile or looser __launch_bounds__")
 
 
 def print_json(value) -> None:
