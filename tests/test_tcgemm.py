@@ -31,6 +31,7 @@ def config(text: str) -> dict[str, int]:
     ("tcgemm/11", "tf32 nt", "BN=64 STAGES=3 WORKERS=2 CLUSTER_M=2 PINGPONG=1 STORES=1", "lazy"),
     ("tcgemm/11", "bf16 nn", "BN=128 STAGES=3 WORKERS=2 CLUSTER_M=2", "eager"),
     ("tcgemm/12", "bf16 nt", "BM=64 BN=32 CONSUMERS=1 SPLIT=4 STAGES=2", "eager"),
+    ("tcgemm/13", "bf16 nn", "BM=64 BN=256 STAGES=2 WORKERS=2", "lazy"),
     ("fp8gemm/1", "fp8_e4m3 fast", "BN=64 STAGES=3 WORKERS=1 PINGPONG=1", "lazy"),
     ("fp8gemm/3", "fp8_e4m3 block", "BM=256 BN=64 STAGES=2 WORKERS=2 CLUSTER_M=2", "lazy")])
 def test_blocks_that_stay_and_share(step, kind, tunables, delivery):
