@@ -187,7 +187,7 @@ def test_what_needs_a_gpu_says_so(lab, tmp_path):
     (("roofline", "tcgemm/6", "--device", "RTX 4060"), ("tcgemm/06_wgmma needs compute capability 9.0",)),
     (("check", "fp8gemm", "--arch", "sm_80"), ("fp8gemm/01_fast needs compute capability 9.0", "another op, --arch or --device")),
     (("check", "tcgemm", "--dtype", "fp8_e4m3", "--variant", "nn"), ("takes none of the op's shapes", "take --variant nt")),
-    (("profile", "step1", "--shape", "64 128"), ("profile takes one shape and one kind, and this names 2",)),
+    (("profile", "step1", "--shape", "64 128"), ("profile works on one thing: give one shape and one kind, not 2",)),
     (("roofline", "vecadd", "--plot", "gone/x.svg"), ("there is no folder gone; make it",)),
     (("bench", "step5", "--set", "BM=7", "--set", "T=3"), ("has no tunable T",)),
     (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu or .ptx file",)),

@@ -139,8 +139,9 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
             refusals.setdefault((len(refused), *refused[0]), []).append(step.path)
         unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"
     if not found:
-        (_, problem, reason), _ = next(iter(refusals.items()), ((0, "", ""), []))
-        raise BadShape(unusable or f"{steps[0].path} takes none of the op's shapes for this; the first, {problem}: {reason}")
+        for (_, problem, reason), paths in refusals.items():
+            raise BadShape(f"{paths[0]} takes none of the op's shapes for this; the first, {problem}: {reason}")
+        raise BadShape(unusable)
     for (count, problem, reason), paths in () if first else refusals.items():
         who = f"{paths[0]} does" if len(paths) == 1 else f"{_listed(paths)} do"
         note(f"{who} not take {count} of the op's shapes; the first, {problem}: {reason}")
@@ -178,7 +179,7 @@ def that_run(work, target: str, named=()) -> list:
 def only(found: list, verb: str):
     """The one thing that a verb works on.  Raises LabError where the options name several."""
     if len(found) != 1:
-        raise LabError(f"{verb} takes one shape and one kind, and this names {len(found)}")
+        raise LabError(f"{verb} works on one thing: give one shape and one kind, not {len(found)}")
     return found[0]
 
 
