@@ -1,9 +1,22 @@
 """The lab's command.  Verbs live in `cudalab/commands/`; whatever is slow to import is imported where it is used."""
 
+import os
+import signal
+import sys
+
+
+def stop(number, frame):
+    """Ctrl-C while nothing is at work yet: there is nothing to put in order."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+COMMAND = os.path.basename(sys.argv[0]) in ("cli.py", "cudalab")  # what the process is; otherwise a program or a test imports this
+if COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, stop)  # while the rest is imported; `Lab.invoke` puts Python's back
+
 import contextlib
 import errno
-import os
-import sys
 
 import click
 
@@ -16,6 +29,8 @@ class Lab(click.Group):
     """Prints an error as one line and exits 1, or 2 where the command's words are wrong; Ctrl-C exits 130."""
 
     def invoke(self, ctx):
+        if signal.getsignal(signal.SIGINT) is stop:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except LabError as error:
@@ -32,7 +47,18 @@ class Lab(click.Group):
             raise click.ClickException(f"the disk is full, {error.filename or 'the output'} is not complete: make room") from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
+            leave_a_compiler_that_works(130)
             ctx.exit(130)
+
+
+def leave_a_compiler_that_works(code: int) -> None:
+    """End the process at once where NVRTC is still at work on what nobody waits for; see `nvrtc.abandoned`."""
+    nvrtc = sys.modules.get("cudalab.nvrtc")
+    if COMMAND and nvrtc and nvrtc.abandoned():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed, or a full disk: what can be said is said
+                stream.flush()
+        os._exit(code)
 
 
 @click.group(cls=Lab, context_settings=dict(help_option_names=["-h", "--help"], max_content_width=110))
@@ -64,6 +90,7 @@ def keep_stdout_for_data():
 for verb in (inspect.list_, inspect.show, run.check, run.bench, artefacts.dump, artefacts.diff, emulated.profile, run.tune,
              study.study, fragments.fragments, roofline.roofline, roofline.run, trace.trace, store.results, store.doctor):
     main.add_command(verb)
+
 
 def start():
     """The command of a process of its own."""

@@ -71,7 +71,7 @@ class Build:
 
     @cached_property
     def sass(self) -> str:
-        """The SASS with source lines, kept as kernel.sass in the folder.  Raises MissingTool without nvdisasm."""
+        """The SASS with source lines, kept as kernel.sass in the folder where that can be written.  Raises MissingTool without nvdisasm."""
         path = self.folder / "kernel.sass"
         try:
             head, _, listing = path.read_text().partition("\n")
@@ -84,8 +84,8 @@ class Build:
         try:
             temporary.write_text(f"{_sass_head(listing)}\n{listing}")
             temporary.replace(path)
-        except OSError as error:
-            raise _unwritable(self.folder, error) from None
+        except OSError:
+            pass  # what cannot be kept can still be read
         finally:
             _remove(temporary)
         return listing
@@ -132,7 +132,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
         raise CompileError(f"{source} cannot be read: {error.strerror}") from None
     includes.require_text(source, text)
     names = sorted({launch.entry for launch in plan.launches if not IDENTIFIER.fullmatch(launch.entry)})
-    headers, folders = _headers(source, text)
+    headers, folders = _headers(source, text, step.folders)
     options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *_macros(plan),
                *(f"-I{folder}" for folder in folders), "--ptxas-options=-v", "--ptxas-options=-warn-spills"]
     key = _digest(json.dumps([FORMAT, str(source), _digest(text), headers, options, names, nvrtc.version()]).encode())
@@ -167,6 +167,9 @@ def verify(build: Build, plan: Plan) -> None:
     for launch in plan.launches:
         kernel = build.kernels.get(launch.entry)
         if kernel is None:
+            if re.search(rf"\btemplate\s*<[^;{{}}]*\b{re.escape(launch.entry)}\s*\(", build.source):
+                raise BadLaunch(f"{plan.step.source.name}: '{launch.entry}' is a template, and what is compiled is an instance: name one, "
+                                f"such as --entry '{launch.entry}<128>'")
             raise BadLaunch(f"{plan.step.source.name} has no kernel '{launch.entry}'; it has {', '.join(build.kernels) or 'none'}")
         _verify_arguments(kernel, launch.args)
         threads = math.prod(launch.block)
@@ -204,16 +207,18 @@ def _scalar_kinds(dtype: str, size: int) -> tuple[str, ...]:
     return (dtype, f"b{8 * size}") if dtype.startswith("f") else ("ptr" if size == 8 else f"i{8 * size}", f"b{8 * size}")
 
 
-def _headers(source: Path, text: bytes) -> tuple[list[tuple[str, str]], list[Path]]:
+def _headers(source: Path, text: bytes, more: tuple[Path, ...]) -> tuple[list[tuple[str, str]], list[Path]]:
     """What the key must know of the headers that a source includes, directly or not, and the include folders in order.
 
-    Ours go by their digest.  CUDA's own are looked for only when an include is found in neither of our folders, so a lean kernel
-    compiles without them; they go by the time their folder last changed, as by an upgrade: reading them all takes up to 0.4 s.
+    more: folders of headers beside the source's.  Ours go by their digest.  CUDA's own are looked for only when an include is found in none
+    of our folders, so a lean kernel compiles without them; they go by the time their folder last changed, as by an upgrade: reading
+    them all takes up to 0.4 s.
     """
-    found, outside = includes.headers(source, text)
+    found, outside = includes.headers(source, text, more)
     toolkit = nvrtc.include_folders() if outside else ()
     known = [(str(path), _digest(content)) for path, content in found.items()]
-    return known + [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit], [source.parent, includes.COMMON, *toolkit]
+    known += [(str(folder), f"changed {folder.stat().st_mtime_ns}") for folder in toolkit]
+    return known, [source.parent, *more, includes.COMMON, *toolkit]
 
 
 def _kernels(ptx: str, log: str, symbols: Mapping[str, str]) -> list[Kernel]:

@@ -1,5 +1,7 @@
 """A step on the emulator: is it right, and what does it ask of a device?  By counted work; never a time."""
 
+import dataclasses
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from cudalab.spec import Plan, Step
 
 # the device of a target that nobody named one for: (lowest sm, name), the newest first
 TYPICAL = ((120, "GeForce RTX 5090"), (90, "H200"), (89, "RTX 4060"), (80, "A100-SXM4-80GB"))
-WIDTH = 120  # columns of a profile, where the terminal is not wider
+WIDTH = 120  # columns of a profile, where the terminal is not wider; into a file or a pipe lines are as long as they are
 LEGEND = "instructions of warps, their share, threads each; sectors and wavefronts a request; bank conflicts; diverged branches"
 COLUMNS = (("line", 4), ("warps", 7), ("%", 3), ("thr", 4), ("s/rq", 5), ("w/rq", 5), ("cnfl", 6), ("div", 6))
 
@@ -84,7 +86,16 @@ def count_plan(plan: Plan, place: Emulator, inputs: Mapping[str, np.ndarray] | N
 
 def verdict_of(plan: Plan, inputs: Mapping, place: Emulator, kind: str) -> Verdict:
     """Run a plan and judge what comes out; a fault of the kernel is a verdict too."""
-    return check.verdict_of(plan, inputs, place, kind, KernelFault)
+    verdict = check.verdict_of(plan, inputs, place, kind, KernelFault)
+    return dataclasses.replace(verdict, reason=verdict.reason + _cure(verdict.reason, plan)) if verdict.reason else verdict
+
+
+def _cure(reason: str, plan: Plan) -> str:
+    """What an own file's launch lacks, where that is the reason of a fault."""
+    text = plan.step.source.read_text(errors="replace")
+    own = plan.step not in plan.step.op.steps and not any(launch.smem for launch in plan.launches)
+    dynamic = re.search(r"\bextern\s+__shared__|\.extern\s+\.shared", text)
+    return "; dynamic shared memory was not asked for: give --smem BYTES" if own and dynamic and "shared address" in reason else ""
 
 
 def patience(work: Sequence[tuple[Step, Problem]]) -> str:
@@ -250,12 +261,13 @@ def profile_text(one: Counted) -> str:
     source, by_ptx = one.plan.step.source, one.plan.step.source.suffix == ".ptx"
     found = one.counters.lines(by_ptx)
     width = max(WIDTH, terminal_width() or 0)
+    cut = width if terminal_width() else None
     own = {line: counts for (file, line), counts in found.items() if by_ptx or Path(file).name in (source.name, "kernel.cu")}
     total = one.counters.total()
     head = _columns(*(name for name, _ in COLUMNS))
     lines = [LEGEND, "", head.rstrip(), "-" * width]
     for number, code in enumerate(source.read_text(errors="replace").expandtabs(4).splitlines(), 1):
-        lines.append((_beside(number, own.get(number), total) + code[:width - len(head)]).rstrip())
+        lines.append((_beside(number, own.get(number), total) + code[:cut and cut - len(head)]).rstrip())
     for key, counts in found.items():
         if not by_ptx and (Path(key[0]).name not in (source.name, "kernel.cu") or not key[1]):
             lines.append(_beside(key[1], counts, total) + (Path(key[0]).name or "no line known"))

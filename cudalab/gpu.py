@@ -309,7 +309,7 @@ def backend(name: str | None = None, **emulated):
     asked for, where there is a GPU or a driver that does not work.
     """
     if name not in (None, "auto", Gpu.name, "emulator"):
-        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}' and 'emulator'")
+        raise UnknownName(f"no backend is called '{name}'; there are '{Gpu.name}', 'emulator' and 'auto'")
     try:
         if name != "emulator":
             return Gpu()

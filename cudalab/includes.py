@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cudalab.errors import CompileError
@@ -13,8 +14,9 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', 
 COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-def headers(source: Path, text: bytes) -> tuple[dict[Path, bytes], bool]:
-    """The headers found beside the source or in kernels_cu/common, by path, and whether any other is included, such as CUDA's own.
+def headers(source: Path, text: bytes, folders: Sequence[Path] = ()) -> tuple[dict[Path, bytes], bool]:
+    """The headers found beside the source, in `folders` or in kernels_cu/common, by path, and whether any other is included, such as
+    CUDA's own.
 
     Raises CompileError for a header that is not text.
     """
@@ -23,7 +25,7 @@ def headers(source: Path, text: bytes) -> tuple[dict[Path, bytes], bool]:
     while pending:
         including, content = pending.pop()
         for quoted, angled in INCLUDE.findall(content.decode(errors="replace")):
-            places = (including.parent, source.parent, COMMON) if quoted else (source.parent, COMMON)
+            places = (*[including.parent] * bool(quoted), source.parent, *folders, COMMON)
             path = next((place / (quoted or angled) for place in places if (place / (quoted or angled)).is_file()), None)
             if path is None:
                 outside = True

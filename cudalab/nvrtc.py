@@ -1,10 +1,12 @@
 """NVRTC: one compilation gives PTX and cubin; its refusals become errors that name what to change."""
 
+import atexit
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,7 @@ TOO_MUCH = re.compile(r"ptxas (?:error|fatal)\s*:\s*(.*(?:uses too|too many|regi
 CACHING = (12, 9)  # from here on NVRTC keeps a cache of its own, and what it takes from there comes with an empty log: no resources
 PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal)\s*:\s*(.*)")
 _first, _loaded = threading.Lock(), []  # see compile_program
+_working: list[threading.Event] = []  # one for each thread in which NVRTC works, set when it is done, whether or not anybody waits
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
             raise UnknownName(f"NVRTC {version()} does not know the target '{target}'; it has {known} (90 and later also with an a behind)")
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
             in_ptxas = PTX_ERROR.search(log) is not None  # only then is there PTX to look the line up in
-            raise _refusal(source, text, log, fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode() if in_ptxas else "")
+            raise _refusal(source, text, log, fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode() if in_ptxas else "", options)
         if status != ok:
             raise CompileError(f"{source}: {nvrtc.nvrtcGetErrorString(status)[1].decode()}\n{log}".rstrip())
         symbols = {name: call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode() for name in names}
@@ -167,24 +170,65 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
 def _interruptible(function, *arguments):
     """What a function of NVRTC returns; Ctrl-C ends the wait for it at once.
 
-    NVRTC would be deaf to it until it is done: it puts its own handlers for SIGINT and SIGTERM in the place of Python's while it compiles.
-    So it works in a thread, and the main thread puts Python's back.
+    NVRTC would be deaf to it, or end the process: a process's first compilation puts handlers of its own for SIGINT and SIGTERM in the
+    place of Python's within some milliseconds.  So it works in a thread, and the main thread puts Python's back; until it has, it holds
+    signals off.  Where Ctrl-C comes the thread is left to itself, see `abandoned`.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
-    returned, handlers = [], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    thread = threading.Thread(target=lambda: returned.append(function(*arguments)), daemon=True)
-    thread.start()
-    while thread.is_alive():
+    returned, done = [], threading.Event()  # Thread.is_alive is not to be believed after a join that Ctrl-C ended
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = {number for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+
+    def work():
+        try:
+            returned.append(function(*arguments))
+        finally:
+            done.set()
+
+    def put_back():
         for number, handler in handlers.items():
             if handler is not None:  # None: not set by Python, so not Python's to put back
                 signal.signal(number, handler)
-        thread.join(0.1)
+
+    _working.append(done)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)  # for the thread too
+    try:
+        threading.Thread(target=work, daemon=True).start()
+        quick = time.monotonic() + 0.5
+        while not done.is_set():
+            put_back()
+            if signal.sigpending() & heeded:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # Python's handler runs here
+                signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+            done.wait(0.0005 if time.monotonic() < quick else 0.1)
+    finally:
+        put_back()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _working.remove(done)
     return returned[0]
 
 
-def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:
+def abandoned() -> bool:
+    """Whether NVRTC is still at work in a thread that Ctrl-C left to itself.
+
+    A process that runs its exit handlers meanwhile may end with a segmentation fault: they take down what NVRTC works with.
+    """
+    return not all(done.is_set() for done in _working)
+
+
+@atexit.register
+def _let_them_end() -> None:
+    """Where a program goes on after Ctrl-C, and so may reach its exit handlers."""
+    for done in _working:
+        done.wait()
+
+
+def _refusal(source: Path, text: bytes, log: str, ptx: str, options: list[str] = ()) -> LabError:
     """What NVRTC's log means for a person."""
+    if name := _colliding(log, options):
+        return BadConfig(f"the name {name} is one that NVRTC's own headers use, and as a macro it takes its place there: give the tunable "
+                         f"another name, such as {name}_SIZE")
     if found := ASSERTION.search(log):
         line, message, condition = found.groups()
         return BadConfig(f"this configuration is not legal: {message or condition.strip()} ({source.name}:{line})")
@@ -194,11 +238,24 @@ def _refusal(source: Path, text: bytes, log: str, ptx: str) -> LabError:
         return CompileError(f"{source}: the lab compiles device code only; remove {', '.join(host)}")
     if re.search("(?:cannot|could not) open source file", log) and not include_folders():
         return MissingTool(f"{source} includes CUDA headers, and none of the loaded NVRTC's version are installed: {cure()}")
+    if found := re.search(r'(?:cannot|could not) open source file "((?:nv|cuda|cub|thrust)/\S+)"', log):
+        major, minor = _major_minor()
+        return MissingTool(f"{source} needs <{found[1]}>, a header of the CUDA Core Compute Libraries, which are not installed: "
+                           f'pip install "nvidia-cuda-cccl{"" if major > 12 else f"-cu{major}"}=={major}.{minor}.*"')
     if "Error in parsing name expression" in log and not _complaints(source, log):
         asked = re.search(r'Input name expression was: "\s*(.*?)\s*"', log)
         return BadLaunch(f"{source} has no kernel '{asked[1]}': " + re.search(r"error: (.*)", log)[1])
     inline = [f"{source}({_line_of_ptx(ptx, int(line))}): error: inline PTX: {message}" for line, message in PTX_ERROR.findall(log)]
     return CompileError("\n".join([*inline, log]))
+
+
+def _colliding(log: str, options: list[str]) -> str:
+    """The macro among the options that breaks NVRTC's built-in header, where the first error lies there; empty where it does not."""
+    first = re.search(r"^(.*)\(\d+\): (?:catastrophic )?error:.*\n(.*)", log, re.MULTILINE)
+    if first is None or not first[1].startswith("__nv_nvrtc"):
+        return ""
+    macros = [option[2:].partition("=")[0] for option in options if option.startswith("-D")]
+    return next((name for name in macros if re.search(rf"\b{name}\b", first[2])), "")
 
 
 def _host_code(source: Path, text: str, log: str) -> list[str]:

@@ -43,9 +43,11 @@ def require(study: Study, file: Path) -> None:
 
 
 def require_file(file: Path) -> None:
-    """Raise LabError for a file that is not .svg or .png, MissingTool without matplotlib."""
+    """Raise LabError for a file that is not .svg or .png or whose folder is not there, MissingTool without matplotlib."""
     if file.suffix not in (".svg", ".png"):
         raise LabError(f"'{file}' is not a picture: name a file that ends in .svg or .png")
+    if not file.parent.is_dir():
+        raise LabError(f"'{file}': there is no folder {file.parent}; make it, or name another file")
     matplotlib()
 
 

@@ -22,6 +22,7 @@ from cudalab.spec import KERNELS, Step
 KEY = ("op", "step", "shape", "dtype", "variant", "device", "peer", "protocol")
 _TEXT = ("op", "step", "dtype", "device", "protocol", "date")
 _TEXT_OR_NULL = ("variant", "peer", "roof")
+DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ")  # as `now` writes it: sorts as text
 STUDY_NAME = re.compile(r"\w+/\w+")
 _POSITIVE = ("time_s", "flops", "bytes")
 _POSITIVE_OR_NULL = ("peer_time_s", "ratio", "roof_share")
@@ -102,6 +103,7 @@ def validate(row, where: str = "row") -> dict:
     for name in _TEXT + _TEXT_OR_NULL:
         if not (isinstance(row[name], str) and row[name]) and not (row[name] is None and name in _TEXT_OR_NULL):
             raise bad(f"'{name}' must be text, not {row[name]!r}")
+    _require_date(row, bad)
     for name in _POSITIVE + _POSITIVE_OR_NULL:
         if not (row[name] is None and name in _POSITIVE_OR_NULL) and not number(name):
             raise bad(f"'{name}' must be a positive number, not {row[name]!r}")
@@ -115,6 +117,7 @@ def _validate_study(row: dict, bad: Callable) -> dict:
     for name in ("study", "device", "date"):
         if not (isinstance(row.get(name), str) and row[name]):
             raise bad(f"'{name}' must be text, not {row.get(name)!r}")
+    _require_date(row, bad)
     if not STUDY_NAME.fullmatch(row["study"]):
         raise bad(f"'study' must be a part and a name, such as memory/latency, not {row['study']!r}")
     for name, value in row.items():
@@ -122,6 +125,11 @@ def _validate_study(row: dict, bad: Callable) -> dict:
                 and not (name == "versions" and isinstance(value, dict)):
             raise bad(f"'{name}' must be text or a finite number, not {value!r}")
     return row
+
+
+def _require_date(row: Mapping, bad: Callable) -> None:
+    if not DATE.fullmatch(row["date"]):
+        raise bad(f"'date' must be UTC such as {now()}, not {row['date']!r}")
 
 
 def append(file: Path, found: Iterable[Mapping]) -> None:
@@ -234,7 +242,7 @@ def source_digest(step: Step) -> str:
     import hashlib
     text = step.source.read_bytes()
     digest = hashlib.sha256(includes.code(text))
-    found, _ = includes.headers(step.source, text)
+    found, _ = includes.headers(step.source, text, step.folders)
     for path in sorted(found, key=lambda path: path.name):  # wherever they lie
         digest.update(includes.code(found[path]))
     return digest.hexdigest()[:16]

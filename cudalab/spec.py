@@ -5,6 +5,7 @@ A backend runs it; nothing here touches a device.
 """
 
 import math
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +229,7 @@ class Op:
         tunables: NAME=default, an integer, a function of the problem, or one of problem and config for a tunable that follows from others
         (those before it, and all that do not follow).  tune: NAME -> values that `tune` searches.
         zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, a function of the problem
-        where that depends on the kind; max_sm: the highest (wgmma ends with 9.0).  spills: the step is there to teach register spills.
+        where that depends on the kind; max_sm: the highest (wgmma ends with 9.0).  spills: the step may spill registers.
         dtypes, variants: those of the op that it takes, by default all.  emulate: shapes for the emulator in place of the op's, as text.
         """
         def register(plan):
@@ -258,6 +259,7 @@ class Step:
     variants: tuple[str | None, ...] = ()
     max_sm: int = 999
     emulate: tuple[Values, ...] = ()  # shapes for the emulator; none: the op's
+    folders: tuple[Path, ...] = ()  # where headers lie beside its own folder and the common one
 
     @property
     def id(self) -> str:
@@ -383,6 +385,11 @@ def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 def _argument(argument, tensors, problem, entry) -> Pointer | Scalar:
     match argument:
+        case Scalar(value=int(value), dtype=dtype) if (found := re.fullmatch(r"([iu])(8|16|32|64)", dtype)):
+            lowest, bits = (-(2 ** (int(found[2]) - 1)), int(found[2])) if found[1] == "i" else (0, int(found[2]))
+            if not lowest <= value < lowest + 2**bits:
+                raise BadLaunch(f"{entry}: argument {value} does not fit {dtype}, which holds {lowest} to {lowest + 2**bits - 1}")
+            return argument
         case Pointer() | Scalar():
             return argument
         case TensorMap(name=name):
@@ -392,5 +399,5 @@ def _argument(argument, tensors, problem, entry) -> Pointer | Scalar:
         case str() if argument in tensors:
             return Pointer(argument)
         case str() if argument in problem:
-            return i32(problem[argument])
+            return _argument(i32(problem[argument]), tensors, problem, entry)
     raise BadLaunch(f"{entry}: argument '{argument}' is neither a tensor ({' '.join(tensors)}) nor a dimension ({' '.join(problem)})")

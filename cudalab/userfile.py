@@ -18,7 +18,8 @@ def step(source: Path, *, like: str | None = None, op: str | None = None, entry:
          block: str | None = None, args: str | None = None, smem: str | None = None, settings: Mapping[str, int] = {}) -> Step:
     """The file as a step, launched as a known step is (`like`), or as the expressions over dimensions and settings say, or both.
 
-    settings: NAME -> value, handed to the source as macros.  Raises LabError naming what is missing.
+    settings: NAME -> value, handed to the source as macros.  It may spill registers, and with `like` it finds that step's headers.
+    Raises LabError naming what is missing.
     """
     if not source.is_file():
         raise LabError(f"there is no file {source}")
@@ -35,12 +36,12 @@ def step(source: Path, *, like: str | None = None, op: str | None = None, entry:
                            f'--op sgemm --entry NAME --grid "cdiv(N, 32), cdiv(M, 32)" --block "32, 32" --args "A B C M N K"')
         if op not in registry.ops():
             raise UnknownName(f"no op is called '{op}'; there are: {', '.join(registry.ops())}")
-        return Step(registry.ops()[op], 0, source.stem, source.resolve(), _plan(**launch), dict(settings), {})
+        return Step(registry.ops()[op], 0, source.stem, source.resolve(), _plan(**launch), dict(settings), {}, spills=True)
     model = registry.resolve_step(like)
     if op not in (None, model.op.name):
         raise LabError(f"--op {op} and --like {like} disagree: {model.path} computes {model.op.name}")
     return replace(model, name=source.stem, source=source.resolve(), make_actions=_plan_like(model, launch),
-                   tunables={**model.tunables, **settings}, tune={})
+                   tunables={**model.tunables, **settings}, tune={}, spills=True, folders=(model.source.parent,))
 
 
 def _plan(entry: str, grid: str, block: str, args: str, smem: str | None):

@@ -1,6 +1,7 @@
 """The compile side: every step on every target, what a build holds, the key, the cache under damage and concurrency."""
 
 import ctypes
+import errno
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +89,14 @@ def test_sass_is_written_on_first_demand_and_again_when_damaged(tmp_path):
     whole = path.read_text()
     path.write_text(whole[:-100])
     assert build(toy.plan(tmp_path), "sm_89", dumps=tmp_path / "dumps").sass == built.sass and path.read_text() == whole
+
+
+def test_sass_that_cannot_be_kept_can_be_read(tmp_path, monkeypatch):
+    def refused(path, content):
+        raise OSError(errno.EROFS, "Read-only file system")
+    built = build(toy.plan(tmp_path), "sm_89", dumps=tmp_path / "dumps")
+    monkeypatch.setattr(type(tmp_path), "write_text", refused)
+    assert "LDG" in built.sass and not (built.folder / "kernel.sass").exists()
 
 
 def test_names_templates_and_several_kernels(tmp_path):
@@ -274,17 +284,22 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch, ctrl_c)
 
 def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp_path, monkeypatch, ctrl_c):
     from cuda.bindings import nvrtc as binding
+    finish = threading.Event()
 
     def deaf(*arguments):
         ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(1))  # SIG_IGN
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
+        finish.wait(10)
     monkeypatch.setattr(binding, "nvrtcCompileProgram", deaf)
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         build(toy.plan(tmp_path), "sm_80", dumps=tmp_path / "dumps")
     assert time.monotonic() - started < 5 and not (tmp_path / "dumps").exists()
+    assert nvrtc.abandoned()  # the thread works on: nobody may take down what it works with
+    finish.set()
+    nvrtc._let_them_end()
+    assert not nvrtc.abandoned()
 
 
 def test_a_folder_that_cannot_be_written_names_the_cure(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from command import fails, works
 from mutants import STREAM
 
 import cli
-from cudalab import gpu, parts, registry, results
+from cudalab import build, gpu, parts, registry, results, userfile
 from cudalab.errors import UnusableDevice
 from cudalab.spec import KERNELS, Op
 
@@ -120,6 +120,8 @@ def test_dump_prints_one_code(lab):
     assert "FFMA" in works(lab("dump", "step1", "--sass")).stdout
     fails(lab("dump", "step1", "--sass", "--arch", "all"), "prints one kernel's code")
     fails(lab("dump"), "name a step", lines=None, code=2)
+    for both in (("--ptx", "--sass"), ("--ptx", "--json"), ("--sass", "--json")):
+        fails(lab("dump", "step1", *both), "exclude each other", lines=None, code=2)
 
 
 def test_diff_says_what_changed(lab):
@@ -181,7 +183,14 @@ def test_what_needs_a_gpu_says_so(lab, tmp_path):
     (("bench", "step5", "--peer", "gone.py:mm"), ("there is no file 'gone.py'",)),
     (("bench", "step5", "--arch", "sm_12345"), ("'sm_12345' is not a target",)),
     (("bench", "step5", "--arch", "sm_99"), ("does not know the target 'sm_99'",)),
-    (("bench", "step5", "--backend", "nope"), ("no backend is called 'nope'",)),
+    (("bench", "step5", "--backend", "nope"), ("no backend is called 'nope'", "'auto'")),
+    (("bench", "tcgemm/6", "--arch", "sm_89"), ("tcgemm/06_wgmma needs compute capability 9.0, which sm_89 does not have",)),
+    (("roofline", "tcgemm/6", "--device", "RTX 4060"), ("tcgemm/06_wgmma needs compute capability 9.0",)),
+    (("check", "fp8gemm", "--arch", "sm_80"), ("fp8gemm/01_fast needs compute capability 9.0", "another op, --arch or --device")),
+    (("check", "tcgemm", "--dtype", "fp8_e4m3", "--variant", "nn"), ("takes none of the op's shapes", "take --variant nt")),
+    (("profile", "step1", "--shape", "64 128"), ("profile works on one thing: give one shape and one kind, not 2",)),
+    (("roofline", "vecadd", "--plot", "gone/x.svg"), ("there is no folder gone; make it",)),
+    (("bench", "step5", "--set", "BM=7", "--set", "T=3"), ("has no tunable T",)),
     (("bench", "step5", "--like", "step1"), ("--like: only for an own .cu or .ptx file",)),
     (("bench", "gone.cu", "--like", "step5"), ("there is no file gone.cu",)),
     (("bench", "step5", "--shape", " "), ("names no shape",)),
@@ -231,8 +240,8 @@ def test_results_say_where_they_come_from(lab, tmp_path, results_folder, row):
     assert "2 new rows" in works(lab("results", "merge", tmp_path / "rows.jsonl")).stdout
     assert "0.750" in works(lab("results")).stdout
     assert len(json.loads(works(lab("results", "--step", "step5", "--json")).stdout)) == 1
-    assert json.loads(works(lab("results", "--device", "a100", "--json")).stdout) == []
-    assert "no rows of what was asked for" in works(lab("results", "--device", "a100")).stderr
+    fails(lab("results", "--device", "a100"), "no device with rows has 'a100' in its name; there are: NVIDIA H200")
+    assert "no rows of what was asked for" in works(lab("results", "--step", "step2")).stderr
     readme = tmp_path / "README.md"
     readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
     assert works(lab("results", "--readme", readme)).stdout.strip() == str(readme)
@@ -240,6 +249,15 @@ def test_results_say_where_they_come_from(lab, tmp_path, results_folder, row):
     (results_folder / "nvidia_h200.jsonl").open("a").write("{broken\n")
     for verb in ("list", "results"):
         fails(lab(verb), "nvidia_h200.jsonl:3: not JSON")
+
+
+def test_rows_of_what_the_lab_does_not_have_are_kept_and_named(lab, tmp_path, row):
+    foreign = [row(op="nosuch"), row(step="my"), dict(study="memory/nosuch", device="X", date=results.now()), row()]
+    results.append(tmp_path / "rows.jsonl", foreign)
+    assert works(lab("results", "merge", tmp_path / "rows.jsonl")).stderr.endswith(
+        "which only 'results' shows: nosuch/05_blocktile_2d, sgemm/my, memory/nosuch\n")
+    works(lab("list"))
+    assert "nosuch/05_blocktile_2d" in works(lab("results")).stdout
 
 
 # A user's own file
@@ -281,6 +299,16 @@ def test_an_own_file_like_a_step(lab, own):
     assert "the sources are the same" in works(lab("diff", "step4", copy, "--like", "step4")).stdout
 
 
+def test_headers_of_the_step_that_an_own_file_is_like(lab, own, tmp_path):
+    model = registry.resolve_step("step12")
+    copy = own(model.source.read_text())
+    step = userfile.step(copy, like="step12")
+    problem = step.op.problem(dict(M=65, N=130, K=40))
+    built = build.build(step.plan(problem), "sm_90a")
+    assert any("edges.cuh" in path for path, _ in json.loads((built.folder / "kernel.json").read_text())["headers"])
+    assert results.source_digest(step) == results.source_digest(model)
+
+
 @pytest.mark.parametrize("text, more, expected, lines", [
     (GOOD, ("--args", "M N K A B C"), ("takes 8 parameters", "passes 6"), 1),
     (GOOD, ("--args", "M N K 1 A B 0.0 C"), ("parameter 4", "1 as i32"), 1),
@@ -288,6 +316,9 @@ def test_an_own_file_like_a_step(lab, own):
     (GOOD, (), ("needs --args",), 1),
     (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--block", "32, 32"), ("1024 threads", "allow 256"), 1),
     (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--entry", "nope"), ("has no kernel 'nope'",), 1),
+    (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--entry", "mm"), ("'mm' is a template", "such as --entry 'mm<128>'"), 1),
+    (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--set", "T=16"), ("the name T is one that NVRTC's own headers use", "T_SIZE"), 1),
+    (GOOD, ("--args", "M N 99999999999 1.0 A B 0.0 C"), ("argument 99999999999 does not fit i32",), 1),
     (GOOD, ("--args", "M N K 1.0 A B 0.0 C", "--smem", "999999"), ("999999 bytes of shared memory",), 1),
     ("__global__ void mm(float* C) {\n    C[0] = x;\n}\n", ("--args", "C", "--entry", "mm"),
      ("own.cu(2): error:", '"x" is undefined'), None),

@@ -70,6 +70,14 @@ def test_against_says_what_changed_and_can_fail(bench, results_folder, row):
     works(bench(lambda *_: [dict(time_s=3e-3)], "step5", "--against", "--fail-below", "0.97"))
 
 
+def test_steps_that_the_device_does_not_run_are_left_out_of_an_op(bench, monkeypatch):
+    monkeypatch.setattr(Played, "target", "sm_89")
+    result = works(bench(lambda *_: [{}], "tcgemm", "--json"))
+    assert [r["step"][:2] for r in json.loads(result.stdout)][:5] == ["01", "02", "03", "04", "05"] and "06_wgmma" not in result.stdout
+    assert result.stderr.count("left out, as sm_89 does not have") == 1
+    fails(bench(lambda *_: [{}], "tcgemm/6"), "tcgemm/06_wgmma needs compute capability 9.0, which sm_89 does not have")
+
+
 def test_a_tuned_configuration_is_used_and_said_and_settings_go_before_it(bench):
     step = registry.resolve_step("step5")
     problem = step.op.shapes["bench"][0]

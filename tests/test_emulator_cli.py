@@ -38,6 +38,25 @@ extern "C" __global__ void __launch_bounds__(256) mm(const float* A, const float
     if (other < M * N) C[other] = moved;
 }
 """
+SPILLING = """extern "C" __global__ void __launch_bounds__(1024, 2) vecadd(const float* A, const float* B, float* C, int N) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float r[64], s = 0;
+    #pragma unroll
+    for (int j = 0; j < 64; ++j) r[j] = A[(i + j) % N];
+    __syncthreads();
+    #pragma unroll
+    for (int j = 0; j < 64; ++j) s += 0.f * r[j] * r[63 - j];
+    if (i < N) C[i] = A[i] + B[i] + s;
+}
+"""
+DYNAMIC = """extern "C" __global__ void __launch_bounds__(256) vecadd(const float* A, const float* B, float* C, int N) {
+    extern __shared__ float s[];
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= N) return;
+    s[threadIdx.x] = A[i];
+    C[i] = s[threadIdx.x] + B[i];
+}
+"""
 OWN = ("--op", "sgemm", "--entry", "mm", "--grid", "cdiv(M * N, 256)", "--block", "256", "--args", "A B C M N K")
 
 
@@ -220,7 +239,8 @@ def test_check_fails_on_a_wrong_result(lab, own):
 
 # profile
 
-def test_profile_puts_counters_beside_the_source(lab):
+def test_profile_puts_counters_beside_the_source(lab, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     step = registry.resolve_step("step3")
     lines = works(lab("profile", "step3", *SMALL)).stdout.split("\n\nsgemm/")[0].splitlines()  # a legend and a head of four lines
     assert max(map(len, lines)) <= 120
@@ -272,3 +292,30 @@ def test_what_a_ptx_file_cannot_do_is_said(lab, ptx, own):
     fails(lab("dump", ptx, "--like", "step1"), "is PTX already")
     fails(lab("bench", ptx, *like, "--entry", "from_elsewhere", "--args", "A B C"), "takes 6 parameters")
     fails(lab("bench", own("nonsense", "bad.ptx"), *like), "PTX")
+
+
+# What not every device runs, and own files
+
+@pytest.mark.parametrize("words", [("check", "--arch", "sm_80"), ("bench", "--arch", "sm_89"),
+                                   ("roofline", "--device", "RTX 4060", "--no-counters")])
+def test_steps_that_a_device_does_not_run_are_left_out_of_an_op(lab, words):
+    verb, *more = words
+    taken = () if verb == "roofline" else ("--shape", "16", "--dtype", "bf16", "--variant", "nt")
+    result = works(lab(verb, "tcgemm", *taken, *more))
+    assert "left out, as sm_8" in result.stderr and "tcgemm/06_wgmma" in result.stderr
+    assert "tcgemm/05" in result.stdout and "06_wgmma" not in result.stdout
+
+
+def test_an_own_file_that_spills_is_warned_of(lab, own):
+    result = works(lab("check", own(SPILLING), "--like", "vecadd/2", "--shape", "70"))
+    assert "Warning: vecadd/own: vecadd spills" in result.stderr and result.stderr.count("Warning") == 1
+
+
+def test_shared_memory_that_was_not_asked_for_is_named(lab, own):
+    fails(lab("bench", own(DYNAMIC), "--like", "vecadd/2", "--shape", "70"), "give --smem BYTES")
+    works(lab("bench", own(DYNAMIC), "--like", "vecadd/2", "--shape", "70", "--smem", "1024"))
+
+
+def test_a_profile_in_a_pipe_is_not_cut(lab, own):
+    long = RIGHT.replace("if (row >= M) return;", "if (row >= M) return;" + " " * 100 + "// the end of a long line")
+    assert "the end of a long line" in works(lab("profile", own(long), *OWN, *SMALL)).stdout

@@ -38,7 +38,8 @@ def test_the_order_of_a_shape_does_not_matter(row):
 @pytest.mark.parametrize("change, word", [
     (dict(time_s=0), "time_s"), (dict(time_s=float("nan")), "time_s"), (dict(time_s="1"), "time_s"), (dict(time_s=True), "time_s"),
     (dict(device=None), "device"), (dict(device=""), "device"), (dict(shape={}), "shape"), (dict(shape=dict(M=0)), "shape"),
-    (dict(shape=[1, 2]), "shape"), (dict(ratio=-1), "ratio"), (dict(peer=3), "peer"), (dict(date=None), "date")])
+    (dict(shape=[1, 2]), "shape"), (dict(ratio=-1), "ratio"), (dict(peer=3), "peer"), (dict(date=None), "date"),
+    (dict(date="yesterday"), "date"), (dict(date="2026-13-01T00:00:00Z"), "date")])
 def test_a_damaged_field_is_named_with_file_and_line(tmp_path, row, change, word):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row()) + "\n\n" + json.dumps({**row(), **change}) + "\n")

@@ -76,7 +76,9 @@ def test_expressions_that_say_nothing_are_refused(own, change, words):
         launch_of(userfile.step(own, **{**LAUNCH, **change}))
 
 
-@pytest.mark.parametrize("change, words", [(dict(args="A B D"), "argument 'D'"), (dict(block="2048"), "2048"), (dict(grid="0"), "outside")])
+@pytest.mark.parametrize("change, words", [(dict(args="A B D"), "argument 'D'"), (dict(block="2048"), "2048"), (dict(grid="0"), "outside"),
+                                           (dict(args="A B C 99999999999"), "argument 99999999999 does not fit i32, which holds -2147"),
+                                           (dict(args="A -2147483649"), "does not fit i32")])
 def test_launches_that_cannot_be_are_refused(own, change, words):
     with pytest.raises(BadLaunch, match=words):
         launch_of(userfile.step(own, **{**LAUNCH, **change}))

@@ -1,8 +1,6 @@
 """Verbs over what the compiler made: dump, diff."""
 
-import difflib
 import re
-from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
@@ -25,18 +23,23 @@ RESOURCES = dict(registers="registers a thread", static_smem="static shared B", 
 @click.option("--arch", "archs", multiple=True, metavar="TARGET",
               help=f"Compile for this target; may be repeated; 'all' means every target the lab knows.  [default: {opt.DEFAULT_ARCH}]")
 @click.option("--no-sass", is_flag=True, help="Leave the SASS to whoever asks for it: nvdisasm takes most of the time.")
-@click.option("--ptx", "shown", flag_value="ptx", help="Print the PTX.")
-@click.option("--sass", "shown", flag_value="sass", help="Print the SASS, with the source lines.")
+@click.option("--ptx", is_flag=True, help="Print the PTX.")
+@click.option("--sass", is_flag=True, help="Print the SASS, with the source lines.")
 @opt.user_file
 @opt.as_json
-def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, shown, as_json, **own):
+def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, ptx, sass, as_json, **own):
     """Compile a step and say where its source, PTX, cubin, SASS and resources lie.
 
     Example: python cli.py dump step5 --arch sm_89 --sass
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from cudalab import build, registry, report
     if everything == (target is not None):
         raise click.UsageError("name a step, an op or a file, or say --all")
+    if ptx + sass + as_json > 1:
+        raise click.UsageError("--ptx, --sass and --json exclude each other: each is all that is printed")
+    shown = "ptx" if ptx else "sass" if sass else None
     settings = opt.assignments(sets)
     steps = registry.steps() if everything else opt.targets(target, settings, own)
     archs = [a for arch in archs or (opt.DEFAULT_ARCH,) for a in (build.TARGETS if arch == "all" else (arch,))]
@@ -76,7 +79,8 @@ def _dumped(step, plan, arch, with_sass: bool) -> dict:
     built = build.build(plan, arch)
     build.verify(built, plan)
     try:
-        _ = with_sass and built.sass  # written into the folder on first use
+        if with_sass and built.sass and not (built.folder / "kernel.sass").exists():  # it is written there on first use
+            opt.note(f"{built.folder} cannot be written, so the SASS is not kept there: '--sass' prints it, '--dumps DIR' is another place")
     except MissingTool as error:
         opt.note(f"no SASS: {error}")
     return dict(op=step.op.name, step=step.path, shape=dict(plan.problem), target=arch, folder=str(built.folder),
@@ -105,6 +109,8 @@ def diff(first, second, shapes, dtypes, variants, sets, arch, ptx, sass, counter
 
     Example: python cli.py diff step4 step5
     """
+    import difflib
+
     from cudalab import build, report
     settings = opt.assignments(sets)
     pair = [opt.one_step(text, settings, own if opt.is_file(text) else {}) for text in (first, second)]
@@ -116,7 +122,7 @@ def diff(first, second, shapes, dtypes, variants, sets, arch, ptx, sass, counter
     reports, builds = [], []
     for step in pair:
         mine = {name: value for name, value in settings.items() if name in step.tunables}
-        plan = opt.plans(step, shapes, mine, dtypes, variants)[0]
+        plan = opt.only(opt.plans(step, shapes, mine, dtypes, variants), "diff")
         reports.append(report.compiled(plan, arch or opt.DEFAULT_ARCH))
         builds.append(build.build(plan, arch or opt.DEFAULT_ARCH))
     texts = [step.source.read_text(errors="replace").splitlines() for step in pair]
@@ -189,6 +195,7 @@ def side_by_side(a: list[str], b: list[str]) -> list[tuple[str, str, str]]:
     """Lines of two listings beside each other: (left, mark, right); mark: blank the same, . the same but for numbers, | changed,
     < only left, > only right.  Numbers of registers, labels and lines differ for no reason, so they do not count when lines are paired.
     """
+    import difflib
     matcher = difflib.SequenceMatcher(None, *([re.sub(r"\d+", "#", line).strip() for line in text] for text in (a, b)), autojunk=False)
     lines = []
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():

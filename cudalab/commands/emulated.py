@@ -101,7 +101,7 @@ def fail(verdicts, refused, works: int) -> None:
 def differences(pair, texts, settings, arch: str | None, dtypes=(), variants=()) -> dict | None:
     """Counters of two steps beside each other, at the shape named or the op's first for the emulator; None where one cannot run."""
     from cudalab import counted as counting
-    (_, problem), *_ = opt.work(pair[:1], texts, "emulate", dtypes, variants, first=True)
+    _, problem = opt.only(opt.work(pair[:1], texts, "emulate", dtypes, variants, first=True), "diff --count-at")
     try:
         found = [counted(step, problem, target_of(arch, None), overrides={n: v for n, v in settings.items() if n in step.tunables},
                          sanitize=False, kinds=step.op.kinds[:1]) for step in pair]
@@ -138,8 +138,9 @@ def profile(target, shapes, dtypes, variants, sets, arch, device, seed, as_json,
     from cudalab import counted as counting
     settings = opt.assignments(sets)
     step = opt.one_step(target, settings, own, ptx=True)
-    (_, problem), *_ = opt.work([step], shapes, "emulate", dtypes, variants, first=True)
+    _, problem = opt.only(opt.work([step], shapes, "emulate", dtypes, variants, first=True), "profile")
     arch = target_of(arch, device, step)
+    opt.note_spills(step, problem, settings, arch)
     shown = counting.device_for(device, arch)
     one = counted(step, problem, arch, overrides=settings, seed=seed, sanitize=False, kinds=step.op.kinds[:1])
     if as_json:

@@ -10,6 +10,7 @@ import click
 
 from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 
+SAID = 8  # steps that a note names
 DEFAULT_ARCH = "sm_90a"  # what is compiled for where no device says otherwise
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -22,7 +23,7 @@ dtype = click.option("--dtype", "dtypes", multiple=True, metavar="NAME",
 variant = click.option("--variant", "variants", multiple=True, metavar="NAME",
                        help="Variant of the op, such as nt; 'none' for the plain one.  May be repeated.  [default: as for --dtype]")
 sets = click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Give a tunable a value.  May be repeated.")
-backend = click.option("--backend", metavar="NAME", help="Where to run: gpu or emulator.  [default: the GPU if there is one]")
+backend = click.option("--backend", metavar="NAME", help="Where to run: gpu, emulator, or auto: the GPU if there is one.  [default: auto]")
 sanitize = click.option("--sanitize/--no-sanitize", default=True, show_default=True,
                         help="On the emulator: look for races, reads of what was never set, and their like.")
 device = click.option("--device", metavar="NAME",
@@ -115,7 +116,7 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
     """
     from cudalab import spec
     chosen = tuple(None if name == "none" else name for name in variants)
-    found, unusable = [], None
+    found, unusable, refusals = [], None, {}
     for step in steps:
         for what, names, known in (("dtype", dtypes, step.op.dtypes), ("variant", chosen, step.op.variants)):
             for name in names:
@@ -134,12 +135,67 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
             taken = [problem for problem in problems if not reasons[problem]]
             refused += [(problem, reason) for problem, reason in reasons.items() if reason]
             found += [(step, problem) for problem in (taken[:1] if first and not texts else taken)]
-        if refused and not first:
-            note(f"{step.path} does not take {len(refused)} of the op's shapes; the first, {refused[0][0]}: {refused[0][1]}")
+        if refused:
+            refusals.setdefault((len(refused), *refused[0]), []).append(step.path)
         unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"
     if not found:
-        raise BadShape(unusable or f"{steps[0].path} takes none of the op's shapes for this: give --shape")
+        for (_, problem, reason), paths in refusals.items():
+            raise BadShape(f"{paths[0]} takes none of the op's shapes for this; the first, {problem}: {reason}")
+        raise BadShape(unusable)
+    for (count, problem, reason), paths in () if first else refusals.items():
+        who = f"{paths[0]} does" if len(paths) == 1 else f"{_listed(paths)} do"
+        note(f"{who} not take {count} of the op's shapes; the first, {problem}: {reason}")
     return found
+
+
+def _listed(words: list[str]) -> str:
+    """The words, of many the first."""
+    return ", ".join(words[:SAID]) + (f" and {len(words) - SAID} more" if len(words) > SAID else "")
+
+
+def that_run(work, target: str, named=()) -> list:
+    """The (step, problem) that a target has the instructions for; the others are left out with one note.
+
+    Raises LabError where none is left, or nothing is left of a step that was asked for by name.
+    """
+    from cudalab import build
+    number = build.sm_of(target)
+    found = [(step, problem) for step, problem in work if step.runs_on(number, problem)]
+    kept = {step for step, _ in found}
+    for step, problem in work:
+        if step not in kept and (step in named or not found):
+            raise LabError(f"{step.path} needs {step.capabilities(problem)}, which {target} does not have: "
+                           f"take another {'step' if found or len({one for one, _ in work}) == 1 else 'op'}, --arch or --device")
+    left = {}
+    for step, problem in work:
+        if not step.runs_on(number, problem):
+            left.setdefault(step, []).append(" ".join(filter(None, problem.kind)))
+    if left:
+        words = [step.path + (f" in {', '.join(dict.fromkeys(kinds))}" if step in kept else "") for step, kinds in left.items()]
+        note(f"left out, as {target} does not have their instructions: {_listed(words)}")
+    return found
+
+
+def only(found: list, verb: str):
+    """The one thing that a verb works on.  Raises LabError where the options name several."""
+    if len(found) != 1:
+        raise LabError(f"{verb} works on one thing: give one shape and one kind, not {len(found)}")
+    return found[0]
+
+
+def note_spills(step, problem, settings, target: str) -> None:
+    """Say where a file of a person's own spills registers; the lab's own steps must not, or are there to teach it."""
+    from cudalab import build, registry
+    if step in registry.steps() or step.source.suffix == ".ptx":
+        return
+    try:
+        built = build.build(step.plan(problem, step.config(problem, settings)), target)
+    except LabError:
+        return  # said where it is run
+    for kernel in built.kernels.values():
+        if kernel.spill_stores or kernel.spill_loads:
+            note(f"Warning: {step.path}: {kernel.entry} spills {kernel.spill_stores} bytes stored and {kernel.spill_loads} loaded a thread "
+                 f"at {kernel.registers} registers: it runs, but slower than with a smaller tile or looser __launch_bounds__")
 
 
 def print_json(value) -> None:

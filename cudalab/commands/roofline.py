@@ -108,8 +108,10 @@ def _steps(targets, shapes, dtypes, variants, settings, counters, place, device,
     from cudalab import registry, results
     from cudalab.installed import program
     from cudalab.roofline import placement
-    steps = [step for text in targets for step in opt.targets(text, settings, {})] or registry.steps()
+    named = [opt.targets(text, settings, {}) for text in targets]
+    steps = [step for found in named for step in found] or registry.steps()
     work = [(step, problem) for step in steps for step, problem in opt.work([step], shapes, "bench", dtypes, variants, first=True)]
+    work = opt.that_run(work, arch, [step for found in named if len(found) == 1 for step in found])
     rows, wanted = results.rows(device.name), bool(targets) if counters is None else counters
     if wanted and place.name != "emulator" and counters is None and program("ncu") is None:
         opt.note("ncu is not there, so hardware counters are left out: 'doctor' says what installs it")
@@ -166,7 +168,7 @@ def run(target, shapes, dtypes, variants, sets, times, seed, as_json):
     from cudalab import check, gpu
     settings = opt.assignments(sets)
     step = opt.one_step(target, settings, {})
-    plan = opt.plans(step, shapes, settings, dtypes, variants)[0]
+    plan = opt.only(opt.plans(step, shapes, settings, dtypes, variants), "run")
     place = gpu.backend("gpu")
     import cupy
     with place.stream:

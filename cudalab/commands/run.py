@@ -39,6 +39,8 @@ def check(target, shapes, dtypes, variants, sets, arch, backend, sanitize, seed,
     if arch not in (None, place.target):
         raise LabError(f"{place.device.name} runs {place.target}: --backend emulator takes another --arch")
     work = opt.work(steps, shapes, "emulate" if place.name == "emulator" else "check", dtypes, variants, every=True)
+    work = opt.that_run(work, place.target)
+    opt.note_spills(*work[0], settings, place.target)
     if place.name == "emulator":
         return emulated.check(place, work, settings, seed, as_json)
     verdicts = []
@@ -118,6 +120,8 @@ def bench(target, shapes, dtypes, variants, all_shapes, sets, peer_names, sustai
                            f"('doctor' says what is missing for a GPU)")
         if not shapes:
             work = opt.work(steps, (), "emulate", dtypes, variants)
+        work = opt.that_run(work, target)
+        opt.note_spills(*work[0], settings, target)
         return emulated.bench(work, settings, seed, sanitize, target, device, as_json)
     if device:
         raise click.UsageError(f"--device is for the emulator; this is {place.device.name}")
@@ -129,6 +133,8 @@ def bench(target, shapes, dtypes, variants, all_shapes, sets, peer_names, sustai
         for peer in next(iter(chosen.values())):
             if reason := peer.missing():
                 raise MissingTool(f"peer {peer.name}: {reason}")
+    work = opt.that_run(work, place.target)
+    opt.note_spills(*work[0], settings, place.target)
     _bench(place, work, settings, chosen, "sustained" if sustained else "steady", save, against, fail_below, seed, as_json)
 
 

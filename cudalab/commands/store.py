@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cudalab.commands import options as opt
-from cudalab.errors import LabError
+from cudalab.errors import LabError, UnknownName
 
 
 @click.group(invoke_without_command=True)
@@ -30,11 +30,15 @@ def results(ctx, wanted, device, readme, plot, as_json):
     from cudalab import results as store
     from cudalab.readme import write_readme
     from cudalab.spec import KERNELS, Op
-    rows = [row for row in store.rows() if device is None or device.lower() in row["device"].lower()]
+    everything, of_studies = store.rows(), store.study_rows()
+    devices = dict.fromkeys([row["device"] for row in everything] + [on for _, on in of_studies])
+    if device is not None and devices and not any(device.lower() in name.lower() for name in devices):
+        raise UnknownName(f"no device with rows has '{device}' in its name; there are: {', '.join(devices)}")
+    rows = [row for row in everything if device is None or device.lower() in row["device"].lower()]
     if wanted is not None:
         named = registry.resolve(wanted)
         rows = [r for r in rows if (r["op"] == named.name if isinstance(named, Op) else (r["op"], r["step"]) == (named.op.name, named.id))]
-    studies = {(name, on): found for (name, on), found in store.study_rows().items()
+    studies = {(name, on): found for (name, on), found in of_studies.items()
                if wanted is None and (device is None or device.lower() in on.lower())}
     written = []
     if plot is not None:
@@ -74,6 +78,8 @@ def merge(file, as_json):
     if not file.is_file():
         raise LabError(f"there is no file {file}; 'bench STEP --save FILE' writes one")
     added, kept = store.merge(file), store.merge_studies(file)
+    if unknown := _unknown(store.read(file)):
+        opt.note(f"{file} has rows of what this lab does not have, which only 'results' shows: {', '.join(unknown)}")
     if as_json:
         return opt.print_json({**added, **{f"{study} on {device}": count for (study, device), count in kept.items()}})
     if not added and not kept:
@@ -83,6 +89,15 @@ def merge(file, as_json):
     for (study, device), count in kept.items():
         what = f"{count} row{'s' * (count != 1)} in" if count else "nothing newer than"
         click.echo(f"{study} on {device}: {what} {store.study_file(study, device)}")
+
+
+def _unknown(rows) -> list[str]:
+    """The ops, steps and studies of rows that are not the lab's: of a newer one, or of own files."""
+    from cudalab import registry
+    known = {(step.op.name, step.id) for step in registry.steps()}
+    names = [row["study"] if "study" in row else f"{row['op']}/{row['step']}" for row in rows
+             if (row["study"] not in registry.studies() if "study" in row else (row["op"], row["step"]) not in known)]
+    return list(dict.fromkeys(names))
 
 
 @click.command()

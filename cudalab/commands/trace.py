@@ -42,7 +42,7 @@ def trace(target, shapes, dtypes, variants, sets, out, cupti, calls, backend, se
     if matmul and settings:
         raise LabError("--set gives a tunable of a step a value, and cupy.matmul has none")
     step = registry.ops()["sgemm"].steps[-1] if matmul else opt.one_step(target, settings, own)
-    plan = _only(opt.plans(step, shapes or ((str(DEFAULT),) if matmul else ()), settings, dtypes, variants))
+    plan = opt.only(opt.plans(step, shapes or ((str(DEFAULT),) if matmul else ()), settings, dtypes, variants), "trace")
     problem = plan.problem
     place = gpu.backend(backend)
     if place.name == "emulator":
@@ -65,12 +65,6 @@ def trace(target, shapes, dtypes, variants, sets, out, cupti, calls, backend, se
     if found.ways:
         click.echo("\n".join(follow.path_lines(found.ways)) + "\n")
     click.echo("\n".join(report.fold(sentence) for sentence in follow.sentences(found.figures)))
-
-
-def _only(plans):
-    if len(plans) != 1:
-        raise LabError(f"trace follows one call: give one shape and one kind, not {len(plans)}")
-    return plans[0]
 
 
 def call_table(rows, report) -> str:

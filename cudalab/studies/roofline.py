@@ -6,7 +6,6 @@ over the cycles from the first start to the last end; nothing outside of the ker
 timed from outside, as any kernel is, since the last of them sets the time; its clock is that of the protocol, read behind each batch.
 """
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -89,6 +88,8 @@ def rate_inside(stamps, work: int) -> tuple[float, float]:
     stamps: an array with a row a block.
     Raises LabError for stamps that a device cannot have left, such as a clock that stood still.
     """
+    import statistics
+
     import numpy as np
     stamps = np.asarray(stamps).astype(np.int64)
     cycles, nanoseconds = stamps[:, 2] - stamps[:, 1], stamps[:, 4] - stamps[:, 3]

@@ -11,8 +11,7 @@ size it climbs and settles at the next level's.  So:
    size lies between; `finer` gives sizes to measure between the two.
 """
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 FLAT, SPAN, APART = 0.08, 1.4, 1.15
@@ -45,16 +44,22 @@ def plateaus(sizes: Sequence[float], costs: Sequence[float], flat: float = FLAT,
     return [_plateau(points, start, end) for start, end in _joined(points, found)]
 
 
+def median(values: Iterable[float]) -> float:
+    """As `statistics.median`, which is slow to import: `list` need not."""
+    import statistics
+    return statistics.median(values)
+
+
 def _grow(points, start: int, flat: float) -> int:
     """One past the last point of the plateau that starts there."""
     def inside(index: int, level: float) -> bool:
         return index < len(points) and abs(points[index][1] / level - 1) <= flat
     end = start + 1
     while end < len(points):
-        level = statistics.median(cost for _, cost in points[start:end])
+        level = median(cost for _, cost in points[start:end])
         if not inside(end, level) and not (inside(end + 1, level) and inside(end + 2, level)):
             break
-        grown = statistics.median(cost for _, cost in points[start:end + 1])
+        grown = median(cost for _, cost in points[start:end + 1])
         if not inside(start, grown):
             break
         end += 1
@@ -65,9 +70,9 @@ def _joined(points, found):
     """Runs of points, neighbours of one level made one."""
     result = []
     for start, end in found:
-        level = statistics.median(cost for _, cost in points[start:end])
+        level = median(cost for _, cost in points[start:end])
         if result:
-            before = statistics.median(cost for _, cost in points[result[-1][0]:result[-1][1]])
+            before = median(cost for _, cost in points[result[-1][0]:result[-1][1]])
             if max(level, before) / min(level, before) < APART:
                 result[-1] = result[-1][0], end
                 continue
@@ -77,7 +82,7 @@ def _joined(points, found):
 
 def _plateau(points, start: int, end: int) -> Plateau:
     beyond = points[end][0] if end < len(points) else None
-    return Plateau(statistics.median(cost for _, cost in points[start:end]), points[start][0], points[end - 1][0], beyond)
+    return Plateau(median(cost for _, cost in points[start:end]), points[start][0], points[end - 1][0], beyond)
 
 
 def finer(found: Sequence[Plateau], count: int) -> list[float]:

@@ -4,7 +4,6 @@ On the emulator the same chains at small sizes: how many loads, sectors and byte
 """
 
 import itertools
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from cudalab.devices import Device
@@ -74,7 +73,7 @@ def _measure(through_caches: Step, shared: Step, place, progress: Progress) -> I
         def cycles(size, step=step, config=config, unit=unit):
             repeats = 3 if size <= IN_L2 else 1
             plan = _plan(step, size // unit, HOPS, **config)
-            return statistics.median(checked.cycles_per(checked.run(place, plan, seed=seed), HOPS) for seed in range(repeats))
+            return knees.median(checked.cycles_per(checked.run(place, plan, seed=seed), HOPS) for seed in range(repeats))
         sizes = [size for size in sizes if curve != "shared" or size <= _shared_limit(place.device)]
         for size, latency in knees.discover(cycles, sizes, FINE, unit):
             progress(number, len(kinds), f"{curve}, by {hop}: {bytes_text(size)}")
@@ -135,7 +134,7 @@ def _plateaus(rows: Sequence[Mapping], size: str) -> list[Plateau]:
 
 def _single(rows: Sequence[Mapping], curve: str, hop: str) -> float | None:
     found = [row["latency_cycles"] for row in rows if (row["curve"], row["hop"]) == (curve, hop)]
-    return statistics.median(found) if found else None
+    return knees.median(found) if found else None
 
 
 def _conclude(rows: Sequence[Mapping]) -> list[str]:

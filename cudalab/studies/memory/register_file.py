@@ -5,7 +5,6 @@ Bank conflicts are counted in the SASS wherever the study runs; the rate comes f
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from cudalab.devices import per_cycle
 from cudalab.errors import MissingTool
@@ -27,6 +26,8 @@ def study(register_tile: Step) -> Study:
 
 
 def _measure(step: Step, place, progress: Progress) -> Iterator[dict]:
+    from concurrent.futures import ThreadPoolExecutor
+
     from cudalab import measure
     from cudalab.counted import count_plan
     emulated = place.name == "emulator"
