@@ -296,7 +296,7 @@ def test_what_a_ptx_file_cannot_do_is_said(lab, ptx, own):
 
 # What not every device runs, and own files
 
-@pytest.mark.parametrize("words", [("check", "--arch", "sm_80"), ("bench", "--arch", "sm_89"),
+@pytest.mark.parametrize("words", [("check", "--arch", "sm_80"), ("bench", "--arch", "sm_80"),
                                    ("roofline", "--device", "RTX 4060", "--no-counters")])
 def test_steps_that_a_device_does_not_run_are_left_out_of_an_op(lab, words):
     verb, *more = words

@@ -60,8 +60,9 @@ def test_many_threads_on_one_lock_take_turns(space, wait, sanitize):
     __threadfence();
     atomicExch(lock, 0);""", "int* x, int* y")
     started, expected = time.perf_counter(), 0
-    got = cuda(text, 1, 256, np.zeros(2, np.int32), np.zeros(1, np.int32), emulator=Emulator(sanitize=sanitize))[0]
-    for _ in range(256):
+    threads = 96 if sanitize else 256
+    got = cuda(text, 1, threads, np.zeros(2, np.int32), np.zeros(1, np.int32), emulator=Emulator(sanitize=sanitize))[0]
+    for _ in range(threads):
         expected = 2 * expected % 1009 + 1
     assert got[0] == expected and time.perf_counter() - started < 30
 
