@@ -147,7 +147,8 @@ def multistage(p, c):
 
 # fp8's fragments take twice the registers on sm_90, where mma.sync turns them into f16
 @tcgemm.step(5, min_sm=mma_sync, BM=128, BN=lambda p: 64 if p.N <= 64 else 128 if is_fp8(p) or p.N <= 128 else 256,
-             WM=64, WN=lambda p: 32 if is_fp8(p) else 64, LINE=64, STAGES=4, RASTER=8, BLOCKS=1, tune=TUNE | dict(STAGES=(3, 4, 5), RASTER=(4, 8, 16), BLOCKS=(1, 2)))
+             WM=64, WN=lambda p: 32 if is_fp8(p) else 64, LINE=64, STAGES=4, RASTER=8, BLOCKS=1,
+             tune=TUNE | dict(STAGES=(3, 4, 5), RASTER=(4, 8, 16), BLOCKS=(1, 2)))
 def fragments_ahead(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=c.STAGES * (c.BM + c.BN) * c.LINE, args="A B C M N K")
