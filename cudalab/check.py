@@ -5,7 +5,7 @@ add its own): "integers", small enough that every sum is exact in the accumulato
 bounds hold together:
 
 - per element: |error| over the element's scale (for a product, the norms of its row and its column) <= 2 u sqrt(K);
-- root mean square of that over the whole output of n elements <= (1 + 1 / sqrt(n)) u sqrt(K): the mean of few says as little as one;
+- root mean square of that over the whole output <= u sqrt(K); an output of one element has no mean of its own, and is held to the first;
 - both no worse than twice the peer's own on the same inputs, where there is a peer (the bound is never put below a floor of a few u,
   because a peer that splits its sums may be luckier than any kernel that adds in order).
 
@@ -118,11 +118,11 @@ def judge(op: Op, problem: Problem, error: Error, *, exact: bool, peer_error: Er
     """The verdict on an error that was measured.  slack: what is added to the bounds."""
     u = 0.0 if exact else op.unit(problem)
     root = float(op.depth(problem)) ** 0.5
-    few = sum(op.tensors(problem)[name].elements for name in op.outputs) ** -0.5  # 1 for one element, which is its own mean; 0 for many
-    bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * u * root, between(RMS_BOUND, ELEMENT_BOUND, few) * u * root)
+    one = sum(op.tensors(problem)[name].elements for name in op.outputs) == 1
+    bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * u * root, (ELEMENT_BOUND if one else RMS_BOUND) * u * root)
     if peer_error is not None and not exact:
         bound = min(bound, max(PEER_FACTOR * peer_error.max, ELEMENT_FLOOR * u))
-        rms_bound = min(rms_bound, max(PEER_FACTOR * peer_error.rms, between(RMS_FLOOR, ELEMENT_FLOOR, few) * u))
+        rms_bound = min(rms_bound, max(PEER_FACTOR * peer_error.rms, (ELEMENT_FLOOR if one else RMS_FLOOR) * u))
     bound, rms_bound = bound + slack, rms_bound + slack
     kind = "integers" if exact else "normal"
     if np.isnan(error.max):
@@ -136,10 +136,6 @@ def judge(op: Op, problem: Problem, error: Error, *, exact: bool, peer_error: Er
     else:
         reason = ""
     return Verdict(not reason, error.max, error.rms, bound, reason, kind, problem)
-
-
-def between(many: float, one: float, share: float) -> float:
-    return many + (one - many) * share
 
 
 def judge_peer(op: Op, problem: Problem, error: Error, ours: Error) -> Verdict:

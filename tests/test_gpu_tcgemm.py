@@ -112,15 +112,15 @@ def test_a_launch_that_starts_early_waits_for_what_it_reads(gpu):
     np.testing.assert_array_equal(chain(False), chain(True))
 
 
-# -- bank conflicts, by ncu: of ldmatrix and stmatrix by instruction, of wgmma by its reads.  Those of cp.async are left out: a line that
-# comes from L2 in two parts is written twice, whatever its place (docs/emulator.md).
+# -- bank conflicts, by ncu: of ldmatrix, stmatrix and cp.async by instruction, of wgmma by its reads.  Conflicts, not wavefronts beyond the
+# ideal: of cp.async ncu counts more wavefronts than bytes need where it counts no conflict (docs/notes/tcgemm.md).
 
 UNSWIZZLED = ("tcgemm/02_ldmatrix", "bf16", "nt")
 SWIZZLED = [*((f"tcgemm/{n}", "bf16", "nt") for n in ("03_swizzled", "04_multistage", "05_fragments_ahead", "06_wgmma", "11_overlapped")),
             ("tcgemm/05_fragments_ahead", "tf32", "nt"), ("tcgemm/05_fragments_ahead", "bf16", "nn"),
             ("tcgemm/11_overlapped", "tf32", "nt"), ("tcgemm/11_overlapped", "bf16", "nn"), ("fp8gemm/01_fast", "fp8_e4m3", "fast"),
             ("fp8gemm/03_promoted", "fp8_e4m3", "block")]
-CONFLICTS = [f"smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum" for op in ("ldsm", "stsm")]
+CONFLICTS = [f"smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum" for op in ("ldsm", "stsm", "ldgsts")]
 CONFLICTS.append("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_gmma.sum")
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 CHILD = """
@@ -156,4 +156,4 @@ def test_swizzled_steps_have_no_bank_conflicts_on_the_device(gpu, case):
     if not shutil.which("ncu"):
         pytest.skip("ncu is not installed")
     *conflicts, wavefronts = profiled()[case]
-    assert wavefronts > 0 and (conflicts[0] > wavefronts / 2 if case == UNSWIZZLED else conflicts == [0, 0, 0])
+    assert wavefronts > 0 and (conflicts[0] > wavefronts / 2 if case == UNSWIZZLED else not any(conflicts))
