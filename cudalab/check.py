@@ -7,7 +7,8 @@ bounds hold together:
 - per element: |error| over the element's scale (for a product, the norms of its row and its column) <= 2 u sqrt(K);
 - root mean square of that over the whole output <= u sqrt(K); an output of one element has no mean of its own, and is held to the first;
 - both no worse than twice the peer's own on the same inputs, where there is a peer (the bound is never put below a floor of a few u,
-  because a peer that splits its sums may be luckier than any kernel that adds in order).
+  because a peer that splits its sums may be luckier than any kernel that adds in order; nor, for an output of one element, below an
+  eighth of itself, because there all hangs on one draw).
 
 u is the unit roundoff of the accumulator, K the number of terms of one sum.  K rounding errors, each of at most u times a partial sum that
 is no larger than the scale, add up like a random walk, hence sqrt(K); one element wrong by a hundredth of its scale is far outside.
@@ -30,6 +31,7 @@ from cudalab.spec import Op, Plan, Step, Tensor
 KINDS = ("normal", "integers")
 ELEMENT_BOUND, RMS_BOUND = 2.0, 1.0  # times u sqrt(K)
 ELEMENT_FLOOR, RMS_FLOOR = 6.0, 1.0  # times u: what a peer's own error cannot push the bounds below
+ONE_FLOOR = 1 / 8  # of its bound: the same for an output of one element, a single draw, which a peer's lucky one says little about
 PEER_FACTOR = 2.0
 LARGEST_INTEGER = 8
 EXACT = dict(f32=2**24, fp8_e4m3=2**13, fp8_e5m2=2**13)  # integers up to here are exact in float32, and in what sums fp8 on tensor cores
@@ -119,10 +121,13 @@ def judge(op: Op, problem: Problem, error: Error, *, exact: bool, peer_error: Er
     u = 0.0 if exact else op.unit(problem)
     root = float(op.depth(problem)) ** 0.5
     one = sum(op.tensors(problem)[name].elements for name in op.outputs) == 1
-    bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * u * root, (ELEMENT_BOUND if one else RMS_BOUND) * u * root)
+    bound, rms_bound = (0.0, 0.0) if exact else (ELEMENT_BOUND * u * root, RMS_BOUND * u * root)
     if peer_error is not None and not exact:
-        bound = min(bound, max(PEER_FACTOR * peer_error.max, ELEMENT_FLOOR * u))
-        rms_bound = min(rms_bound, max(PEER_FACTOR * peer_error.rms, (ELEMENT_FLOOR if one else RMS_FLOOR) * u))
+        floor = max(ELEMENT_FLOOR * u, bound * ONE_FLOOR) if one else ELEMENT_FLOOR * u
+        bound = min(bound, max(PEER_FACTOR * peer_error.max, floor))
+        rms_bound = min(rms_bound, max(PEER_FACTOR * peer_error.rms, RMS_FLOOR * u))
+    if one:
+        rms_bound = bound
     bound, rms_bound = bound + slack, rms_bound + slack
     kind = "integers" if exact else "normal"
     if np.isnan(error.max):

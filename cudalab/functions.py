@@ -170,7 +170,7 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "argmax":
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
-    if sm >= 90 and rows.packs(problem, vec) > BULK_ROW and rows.fits_bulk(problem, vec):
+    if sm >= 90 and rows.packs(problem, vec) > BULK_ROW[name] and rows.fits_bulk(problem, vec):
         shares = [math.ceil(rows.packs(problem, vec) / blocks) for blocks in (8, 16)]
         kept = name == "layernorm" and problem.M >= MANY_ROWS and any(share in KEPT_SHARE for share in shares)
         idea = "kept" if kept else "bulk"
@@ -189,7 +189,8 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
-BULK_ROW = 2048  # loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes
+# Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes.
+BULK_ROW = dict(softmax=1024, layernorm=2048, rmsnorm=2048)
 # Loads of a block of 8 or 16: four such shares of rows, and two of weights and biases, fill its shared memory.  With others LayerNorm's
 # clusters that stay are slower than those that come and go (docs/notes/reductions.md).
 KEPT_SHARE = range(1900, 2315)

@@ -68,11 +68,16 @@ def early(p, c):
     return int(c.LANES <= 16)
 
 
-@layernorm.step(3, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, EARLY=early, BLOCKS=rows.blocks_of_threads(1280)),
+def lanes(p, c):
+    """Threads of a row: of a long one fewer, with six packs each, so that more rows are under way."""
+    return rows.lanes_of_pairs(p, c) if rows.packs(p, c.VEC) <= 1024 else min(1024, 128 * cdiv(rows.packs(p, c.VEC), 768))
+
+
+@layernorm.step(3, **rows.IN_REGISTERS | dict(LANES=lanes, EARLY=early, BLOCKS=rows.blocks_of_threads),
                 tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def registers(p, c):
     rows.check_held(p, c)
-    yield Launch("layernorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
+    yield Launch("layernorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p), early=True)
 
 
 @layernorm.step(4, **rows.IN_SHARED, tune=rows.TUNE_SHARED, zero=("HINT",))
@@ -102,13 +107,8 @@ def loads(p, c):
 
 
 def few_lanes(p, c):
-    """Threads of a share: more than 256 leave each fewer registers than four packs of weights and biases take."""
-    return min(256, rows.lanes_of_bulk(p, c))
-
-
-def blocks_of_row(p, c):
-    """Blocks of the cluster: more than one where a share takes 40 KiB, then so few that it takes 64 KiB at most, or 16."""
-    return next((blocks for blocks, most in ((1, 2500), (2, 4096), (4, 4096), (8, 4096)) if rows.packs(p, c.VEC) <= most * blocks), 16)
+    """Threads of a share: so few that each has registers for four packs of weights and biases, beside as many blocks as have room."""
+    return min(192 if rows.share(p, c) <= 2048 else 256, rows.lanes_of_bulk(p, c))
 
 
 def blocks(p, c):
@@ -116,8 +116,8 @@ def blocks(p, c):
     return min(rows.blocks_by_room(p, c), max(1, 65536 // (48 * c.LANES)))
 
 
-@layernorm.step(7, min_sm=90, **rows.IN_BULK | dict(CLUSTER=blocks_of_row, LANES=few_lanes, BLOCKS=blocks), LOADS=loads,
-                tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
+@layernorm.step(7, min_sm=90, **rows.IN_BULK | dict(LANES=few_lanes, BLOCKS=blocks), LOADS=loads,
+                tune=rows.TUNE_BULK | dict(LANES=(32, 64, 128, 192, 256, 320, 512), LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
 

@@ -62,11 +62,11 @@ def online(p, c):
     yield Launch("softmax", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=rows.blocks_of_threads(1024)),
+@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=rows.blocks_of_threads),
               tune=rows.TUNE_REGISTERS, zero=("HINT",))
 def registers(p, c):
     rows.check_held(p, c)
-    yield Launch("softmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p))
+    yield Launch("softmax", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p), early=True)
 
 
 @softmax.step(5, **rows.IN_SHARED, tune=rows.TUNE_SHARED, zero=("HINT",))

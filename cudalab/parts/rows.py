@@ -62,9 +62,10 @@ def lanes_of_pairs(p, c):
     return count // 2 if 2 < count <= 32 and packs(p, c.VEC) <= 32 else count
 
 
-def blocks_of_threads(threads):
-    """A default: so many blocks that they make as many threads, of rows of a few warps with four packs a thread, where registers allow."""
-    return lambda p, c: threads // c.LANES if c.LANES >= 128 and c.VECS <= 4 and not c.get("EARLY", 0) else 1
+def blocks_of_threads(p, c):
+    """Blocks that shall fit a multiprocessor: where a row takes more than four warps so many that they make 1280 threads, if each holds but
+    four packs."""
+    return 1280 // c.LANES if c.LANES > 128 and c.VECS <= 4 and not c.get("EARLY", 0) else 1
 
 
 def rows_of_block(p, c):
@@ -222,9 +223,9 @@ def bulk_launch(p, c, entry, args):
 
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
-IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=2)
+IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=0)
 TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2))
-ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=blocks_together, HINT=2)
+ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=blocks_together, HINT=0)
 TUNE_ACROSS = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 704, 768, 1024), BLOCKS=(1, 2, 3, 4),
                    HINT=(0, 1, 2))
 # GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
@@ -236,5 +237,5 @@ TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 32
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
 IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
 TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), ROWS=(1, 2, 4))
-IN_SHARED = dict(THREADS=512, VEC=widest, HINT=2)
+IN_SHARED = dict(THREADS=512, VEC=widest, HINT=0)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))

@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
                     unpack(e, held[row * share + place]);
 #pragma unroll
                     for (int k = 0; k < VEC; ++k) e[k] = fmaf(fmaf(e[k], factors[row], shifts[row]), f[k], g[k]);
-                    write<1>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+                    write<0>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
                 }
             }
         }

@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS* LANES, 1)
             unpack(g, biases[place]);
 #pragma unroll
             for (int k = 0; k < VEC; ++k) e[k] = fmaf(fmaf(e[k], factor, shift), f[k], g[k]);
-            write<1>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+            write<0>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
         }
         named_barrier_wait(1 + group, LANES);  // every thread has read its packs and the moments before their room is filled anew
         if (CLUSTER > 1 && t < CLUSTER && row + 2 * GROUPS * clusters < M)

@@ -4,8 +4,10 @@
 // Now: each thread keeps its VECS packs of VEC elements as they came; all loads are under way before the first is used.  With EARLY the
 // weights are asked for before the sum, too, so that their way from the cache is not added to the end of the row's.
 // A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row within a warp needs no barrier.
+// The next launch's blocks are placed while this one's last rows end (programmatic dependent launch).
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
 
+#include "cluster.cuh"
 #include "reduce.cuh"
 #include "stream.cuh"
 
@@ -21,6 +23,8 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
     const int t = threadIdx.x % LANES, row = blockIdx.x * ROWS + threadIdx.x / LANES;
     x += row * stride_x, y += row * stride_y;
     const int columns = row < M ? N : 0;  // lanes of rows past the end stay for the shuffles
+    launch_dependents();  // the next launch's blocks may take the places of those that end
+    wait_for_launch();    // what is read and written here may be the launch's before this one
 
     Pack<element, VEC> held[VECS], weights[VECS];
 #pragma unroll

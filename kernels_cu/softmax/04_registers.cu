@@ -5,8 +5,10 @@
 // they are all asked for before the first is used, so that much of the row is under way at once.
 // Sums are taken relative to the maximum of their own warp and rescaled when warps meet: one barrier instead of two.
 // A block owns ROWS rows, LANES threads each; lane t of a row holds packs t, t + LANES, …; a row within a warp needs no barrier at all.
+// The next launch's blocks are placed while this one's last rows end (programmatic dependent launch).
 // Limited now by: memory, one read and one write; and by what registers hold of a long row.
 
+#include "cluster.cuh"
 #include "exponential.cuh"
 #include "reduce.cuh"
 #include "stream.cuh"
@@ -23,6 +25,8 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS) softmax(const 
     const int t = threadIdx.x % LANES, row = blockIdx.x * ROWS + threadIdx.x / LANES;
     x += row * stride_x, y += row * stride_y;
     const int columns = row < M ? N : 0;  // lanes of rows past the end stay for the shuffles
+    launch_dependents();  // the next launch's blocks may take the places of those that end
+    wait_for_launch();    // what is read and written here may be the launch's before this one
 
     Pack<element, VEC> held[VECS];
 #pragma unroll

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) softmax(const elemen
             unpack(e, held[row * share + pack_of_row]);
 #pragma unroll
             for (int k = 0; k < VEC; ++k) e[k] = exponential(e[k] - shift) * factor;
-            write<1>(y + row * stride_y + pack_of_row * VEC, pack<element, VEC>(e));
+            write<0>(y + row * stride_y + pack_of_row * VEC, pack<element, VEC>(e));
         }
     }
 }
