@@ -107,8 +107,12 @@ def loads(p, c):
 
 
 def few_lanes(p, c):
-    """Threads of a share: so few that each has registers for four packs of weights and biases, beside as many blocks as have room."""
-    return min(192 if rows.share(p, c) <= 2048 else 256, rows.lanes_of_bulk(p, c))
+    """Threads of a share: more than 256 leave each fewer registers than four packs of weights and biases take."""
+    return min(256, rows.lanes_of_bulk(p, c))
+
+
+def lanes_of_kept(p, c):
+    return min(192, rows.lanes_of_bulk(p, c))
 
 
 def blocks(p, c):
@@ -131,7 +135,7 @@ def groups(p, c):
 
 
 # GROUPS: rows of a block that are under way, each with its threads.
-@layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=few_lanes, GROUPS=groups, GRID=rows.places,
+@layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=lanes_of_kept, GROUPS=groups, GRID=rows.places,
                 tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 192, 256), GROUPS=(1, 2, 3, 4, 6, 8), GRID=(112, 120, 132)))
 def kept(p, c):
     rows.whole_packs(p, c)

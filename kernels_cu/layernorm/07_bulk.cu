@@ -4,10 +4,11 @@
 // one or two of them on a multiprocessor, and fetched weights and biases from L2 for every row: three reads there for one of memory.
 // Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.  A
-// weight and a bias are fetched once for ROWS rows, LOADS packs of them at a time.  The moments take one pass over what lies there instead
-// of two: a thread adds how far its elements lie from a pivot, the mean of its first pack, and the squares of that.  Squares from the pivot
-// exceed those from the thread's mean by its n elements times the square of the distance of pivot and mean, while the first pack alone has
-// VEC times that: what is taken off again is at most n / VEC times what stays, so it costs few digits whatever the row looks like.
+// weight and a bias are fetched once for ROWS rows, LOADS packs of them at a time, the first while the cluster exchanges moments.
+// The moments take one pass over what lies there instead of two: a thread adds how far its elements lie from a pivot, the mean of its first
+// pack, and the squares of that.  Squares from the pivot exceed those from the thread's mean by its n elements times the square of the
+// distance of pivot and mean, while the first pack alone has VEC times that: what is taken off again is at most n / VEC times what stays,
+// so it costs few digits whatever the row looks like.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.
 // Limited now by: memory, one read and one write; for long rows by how soon a cluster finds room in all its blocks' places, and by L2.
 
@@ -83,6 +84,16 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
             if (lane == 0) means[row][slot] = mean, squares[row][slot] = square;
         }
     }
+    // The first weights and biases are asked for before the moments have come: their way from L2 is not added to that.
+    Pack<element, VEC> weights[LOADS], biases[LOADS];
+    const auto fetch = [&](int from) {
+#pragma unroll
+        for (int l = 0; l < LOADS; ++l) {
+            const int n = (from + l * LANES) * VEC;
+            if (n < mine * VEC) weights[l] = read<0, VEC>(w + n), biases[l] = read<0, VEC>(b + n);
+        }
+    };
+    fetch(threadIdx.x);
     if constexpr (CLUSTER > 1) {
         mbarrier_wait(shared_address(&arrived), 0);  // every warp of the rows has sent its moments here; then nobody writes here any more
     } else {
@@ -109,12 +120,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS)
         shifts[row] = -mean * factors[row];
     }
     for (int from = threadIdx.x; from < mine; from += LOADS * LANES) {
-        Pack<element, VEC> weights[LOADS], biases[LOADS];
-#pragma unroll
-        for (int l = 0; l < LOADS; ++l) {
-            const int n = (from + l * LANES) * VEC;
-            if (n < mine * VEC) weights[l] = read<0, VEC>(w + n), biases[l] = read<0, VEC>(b + n);
-        }
+        if (from != threadIdx.x) fetch(from);
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int place = from + l * LANES;

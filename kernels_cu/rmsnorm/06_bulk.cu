@@ -4,7 +4,7 @@
 // one or two of them on a multiprocessor, and fetched the weights from L2 for every row.
 // Now: one thread of each block asks the copy engine for its share of ROWS rows by one copy each; registers hold only what a thread works
 // on.  As many blocks fit as shared memory has room for shares: some wait for their copies while others compute, exchange or write.  A
-// weight is fetched once for ROWS rows, LOADS packs of them at a time.
+// weight is fetched once for ROWS rows, LOADS packs of them at a time, the first while the cluster exchanges sums.
 // A cluster of CLUSTER blocks owns ROWS rows; block `rank` of it an equal share of their packs, LANES threads to a share.
 // Limited now by: memory, one read and one write; for long rows by how soon a cluster finds room in all its blocks' places.
 
@@ -58,6 +58,15 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
             if (lane == 0) slots[row][warp] = sum;
         }
     }
+    // The first weights are asked for before the sums have come: their way from L2 is not added to that.
+    Pack<element, VEC> weights[LOADS];
+    const auto fetch = [&](int from) {
+#pragma unroll
+        for (int l = 0; l < LOADS; ++l) {
+            if (from + l * LANES < mine) weights[l] = read<0, VEC>(w + (from + l * LANES) * VEC);
+        }
+    };
+    fetch(threadIdx.x);
     if constexpr (CLUSTER > 1) {
         mbarrier_wait(shared_address(&arrived), 0);  // every warp of the rows has sent its sums here; then nobody writes here any more
     } else {
@@ -68,11 +77,7 @@ extern "C" __global__ void __launch_bounds__(LANES, BLOCKS) rmsnorm(const elemen
     for (int row = 0; row < ROWS; ++row) factors[row] = row < rows ? rsqrtf(reduce_slots<SLOTS>(slots[row], Add{}) / N + eps) : 0.0f;
 
     for (int from = threadIdx.x; from < mine; from += LOADS * LANES) {
-        Pack<element, VEC> weights[LOADS];
-#pragma unroll
-        for (int l = 0; l < LOADS; ++l) {
-            if (from + l * LANES < mine) weights[l] = read<0, VEC>(w + (from + l * LANES) * VEC);
-        }
+        if (from != threadIdx.x) fetch(from);
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int place = from + l * LANES;
