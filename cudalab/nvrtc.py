@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,8 @@ TOO_MUCH = re.compile(r"ptxas (?:error|fatal)\s*:\s*(.*(?:uses too|too many|regi
 CACHING = (12, 9)  # from here on NVRTC keeps a cache of its own, and what it takes from there comes with an empty log: no resources
 PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal)\s*:\s*(.*)")
 _first, _loaded = threading.Lock(), []  # see compile_program
+_starting = threading.Lock()  # see _start
+STACK_BYTES = 64 << 20  # of a thread for NVRTC: 8 MiB were enough for the largest kernels here and 4 were not; see _start
 _working: list[threading.Event] = []  # one for each thread in which NVRTC works, set when it is done, whether or not anybody waits
 
 
@@ -168,23 +171,45 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
 
 
 def _interruptible(function, *arguments):
-    """What a function of NVRTC returns; Ctrl-C ends the wait for it at once.
+    """What a function of NVRTC returns; Ctrl-C ends the main thread's wait for it at once.
 
     NVRTC would be deaf to it, or end the process: a process's first compilation puts handlers of its own for SIGINT and SIGTERM in the
     place of Python's within some milliseconds.  So it works in a thread, and the main thread puts Python's back; until it has, it holds
     signals off.  Where Ctrl-C comes the thread is left to itself, see `abandoned`.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return function(*arguments)
-    returned, done = [], threading.Event()  # Thread.is_alive is not to be believed after a join that Ctrl-C ended
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    heeded = {number for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    returned, failed, done = [], [], threading.Event()  # Thread.is_alive is not to be believed after a join that Ctrl-C ended
 
     def work():
         try:
             returned.append(function(*arguments))
+        except BaseException as error:
+            failed.append(error)
         finally:
             done.set()
+
+    if threading.current_thread() is threading.main_thread():
+        _heeding_signals(work, done)
+    else:
+        _start(work)
+        done.wait()
+    if failed:
+        raise failed[0]
+    return returned[0]
+
+
+def _start(work: Callable[[], None]) -> None:
+    """Start a thread with a stack that NVRTC does not outgrow: the usual one follows `ulimit -s`, and is 2 MiB where that is unlimited."""
+    with _starting:  # what stack new threads have is a setting of the process
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=work, daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+
+def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = {number for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
 
     def put_back():
         for number, handler in handlers.items():
@@ -194,7 +219,7 @@ def _interruptible(function, *arguments):
     _working.append(done)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)  # for the thread too
     try:
-        threading.Thread(target=work, daemon=True).start()
+        _start(work)
         quick = time.monotonic() + 0.5
         while not done.is_set():
             put_back()
@@ -206,7 +231,6 @@ def _interruptible(function, *arguments):
         put_back()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _working.remove(done)
-    return returned[0]
 
 
 def abandoned() -> bool:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -214,6 +215,19 @@ def test_a_file_in_the_place_of_an_entry_is_replaced(tmp_path):
     lab._remove(folder)
     folder.write_text("in the way")
     assert build(toy.plan(tmp_path), "sm_80", dumps=tmp_path / "dumps").folder == folder and folder.is_dir()
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY, reason="the stack may not be unlimited here")
+@pytest.mark.parametrize("main", [True, False])
+def test_nvrtc_has_the_stack_it_needs(tmp_path, main):
+    """Where `ulimit -s` is unlimited a thread has 2 MiB, less than NVRTC takes for the largest kernel."""
+    code = ("from concurrent.futures import ThreadPoolExecutor\nfrom cudalab import build, registry\nstep = registry.resolve_step('step12')\n"
+            "plan = step.plan(step.problems('bench')[0])\n"
+            + ("build.build(plan, 'sm_90a')" if main else "ThreadPoolExecutor().submit(build.build, plan, 'sm_90a').result()"))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=KERNELS.parent, env={**os.environ, "CUDALAB_DUMPS": str(tmp_path)},
+                         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, [resource.RLIM_INFINITY] * 2), capture_output=True,
+                         text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def _build_at_once(folder, barrier, results):
