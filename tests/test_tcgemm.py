@@ -32,7 +32,6 @@ def config(text: str) -> dict[str, int]:
     ("tcgemm/11", "bf16 nn", "BN=128 STAGES=3 WORKERS=2 CLUSTER_M=2", "eager"),
     ("tcgemm/12", "bf16 nt", "BM=64 BN=32 CONSUMERS=1 SPLIT=4 STAGES=2", "eager"),
     ("tcgemm/13", "bf16 nn", "BM=64 BN=256 STAGES=2 WORKERS=2", "lazy"),
-    ("tcgemm/13", "tf32 nt", "BM=64 BN=64 STAGES=2 WORKERS=2 CLUSTER=2", "lazy"),
     ("fp8gemm/1", "fp8_e4m3 fast", "BN=64 STAGES=3 WORKERS=1 PINGPONG=1", "lazy"),
     ("fp8gemm/3", "fp8_e4m3 block", "BM=256 BN=64 STAGES=2 WORKERS=2 CLUSTER_M=2", "lazy")])
 def test_blocks_that_stay_and_share(step, kind, tunables, delivery):
@@ -96,8 +95,6 @@ PLANTED = [
      "mbarrier_init(empty(stage), CONSUMERS);", KernelFault, "race|still to read|arriv"),
     ("a signal to a barrier that may not be made yet", "tcgemm/9", "cluster_arrive(), cluster_wait();  // no block",
      "__syncthreads();  // no block", Race, "race"),
-    ("a stage filled before the other block has read it", "tcgemm/13", "mbarrier_init(empty(stage), WARPS * CLUSTER);",
-     "mbarrier_init(empty(stage), WARPS);", KernelFault, "race|still to read|arriv"),
     ("sums added before they have come", "tcgemm/12", "            mbarrier_wait_cluster(arrived, 0);", "            ",
      KernelFault, "race|uninitialised|still")]
 
@@ -112,8 +109,7 @@ def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
     assert text.count(old) == 1
     source.write_text(text.replace(old, new))
     step = dataclasses.replace(step, source=source)
-    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
-                 "tcgemm/13": "BM=64 BN=64 STAGES=2 CLUSTER=2"}
+    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3"}
     problem = step.op.problem(dict(M=72, N=136, K=400))
     plan = step.plan(problem, step.config(problem, config(overrides.get(name, "STAGES=2"))))
     with pytest.raises(fault, match=says):

@@ -280,13 +280,10 @@ def split_k(p, c):
     yield split_launch(p, c)
 
 
-@tcgemm.step(13, **HOPPER, dtypes=("bf16", "f16", "tf32"), BM=lambda p: 64 if p.M <= 64 else 128 if p.M <= 128 else 256,
-             BN=lambda p: 64 if p.N <= 64 else 128, WM=64, WN=64, STAGES=4, CLUSTER=lambda p, c: 1 if few_tiles(p, c) else 2, RASTER=8,
-             WORKERS=MULTIPROCESSORS, emulate="40x24x528",
-             tune=dict(BM=(64, 128, 256), BN=(64, 128, 256), STAGES=(3, 4), CLUSTER=(1, 2), RASTER=(4, 8, 16), WORKERS=(128, 132)))
+@tcgemm.step(13, **HOPPER, dtypes=("bf16", "f16", "tf32"), BM=lambda p: 64 if p.M <= 64 else 128,
+             BN=lambda p: 64 if p.N <= 64 else 256, WM=64, WN=64, STAGES=4, RASTER=8, WORKERS=MULTIPROCESSORS, emulate="40x24x528",
+             tune=dict(BM=(64, 128, 256), BN=(64, 128, 256), STAGES=(3, 4), RASTER=(4, 8, 16), WORKERS=(128, 132)))
 def mma_by_tma(p, c):
     check_alignment(p)
-    clusters = min(max(1, c.WORKERS // c.CLUSTER), tiles(p, c, 1, c.CLUSTER))
-    yield Launch("tcgemm", grid=clusters * c.CLUSTER, block=128 + warps(c), smem=stages(c) + 16 * c.STAGES,
-                 cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None,
-                 args=(map_a(p, c.BM // c.CLUSTER), map_b(p, c.BN), "C", "M", "N", "K"), early=True)
+    yield Launch("tcgemm", grid=min(c.WORKERS, tiles(p, c)), block=128 + warps(c), smem=stages(c) + 16 * c.STAGES,
+                 args=(map_a(p, c.BM), map_b(p, c.BN), "C", "M", "N", "K"), early=True)
