@@ -61,9 +61,11 @@ def argmax(x, axis: int | None = None):
 
 
 def sum(x, axis: int | None = None):
-    """The sum along an axis, or of the whole array, accumulated in f32, of x's type; the same bits every time."""
+    """The sum along an axis, or of the whole array, accumulated in f32, of x's type; the same bits every time.  Of no elements it is 0."""
     _type(x)
     import cupy
+    if x.size == 0:
+        return cupy.zeros(() if axis is None else _without(x.shape, _axis(x, axis)), x.dtype)
     if axis is None:
         flat = cupy.ascontiguousarray(x).reshape(-1)
         total = cupy.empty(1, x.dtype)

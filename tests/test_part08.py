@@ -305,6 +305,14 @@ def test_the_library_works_on_the_current_stream_and_does_not_wait(cp):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape, axis", [((0,), None), ((0, 5), 0), ((5, 0), 1), ((5, 0), 0), ((0, 5), None)])
+def test_sums_of_nothing(cp, shape, axis):
+    import cudalab
+    total = cudalab.sum(cp.empty(shape, cp.float32), axis)
+    assert total.shape == np.empty(shape).sum(axis).shape and not total.any()
+
+
+@pytest.mark.gpu
 def test_sums_are_the_same_bits_every_time(cp):
     import cudalab
     x = cp.random.standard_normal((1000, 4099), dtype=cp.float32)
