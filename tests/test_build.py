@@ -221,8 +221,8 @@ def test_a_file_in_the_place_of_an_entry_is_replaced(tmp_path):
 @pytest.mark.parametrize("main", [True, False])
 def test_nvrtc_has_the_stack_it_needs(tmp_path, main):
     """Where `ulimit -s` is unlimited a thread has 2 MiB, less than NVRTC takes for the largest kernel."""
-    code = ("from concurrent.futures import ThreadPoolExecutor\nfrom cudalab import build, registry\nstep = registry.resolve_step('step12')\n"
-            "plan = step.plan(step.problems('bench')[0])\n"
+    code = ("from concurrent.futures import ThreadPoolExecutor\nfrom cudalab import build, registry\n"
+            "step = registry.resolve_step('step12')\nplan = step.plan(step.problems('bench')[0])\n"
             + ("build.build(plan, 'sm_90a')" if main else "ThreadPoolExecutor().submit(build.build, plan, 'sm_90a').result()"))
     ran = subprocess.run([sys.executable, "-c", code], cwd=KERNELS.parent, env={**os.environ, "CUDALAB_DUMPS": str(tmp_path)},
                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, [resource.RLIM_INFINITY] * 2), capture_output=True,

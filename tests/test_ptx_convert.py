@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ptx_oracle import (ANY, FORMATS, NAN, Differs, clamp, decode, encode, finish, floats, flushed, integers, number, read, signed, to_signed,
-                        write)
+from ptx_oracle import (ANY, FORMATS, NAN, Differs, clamp, decode, encode, finish, floats, flushed, integers, number, read, signed,
+                        to_signed, write)
 from ptx_program import WIDTH, case, custom, on_both, rows, several
 from test_ptx_float import near_the_middle
 

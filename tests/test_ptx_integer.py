@@ -214,7 +214,7 @@ def fields():
     places = [0, 1, 8, 31, 32, 33, 63, 64, 200, 255, 256, 257]
     for n in (32, 64):
         def meant(function, n=n):
-            """PTX takes places of up to 255; of more a device's 32-bit forms, as the emulator, use the low eight bits, 64-bit ones do not."""
+            """PTX takes places of up to 255; of more a device's 32-bit forms, as the emulator, use the low eight bits, 64-bit not."""
             return lambda *row: Differs(function(*row), ANY) if n == 64 and max(row[-2:]) > 255 else function(*row)
         values = rows(integers(f"u{n}")[::2], places, places, most=500)
         for sign in "us":

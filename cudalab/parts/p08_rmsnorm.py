@@ -48,7 +48,8 @@ def two_passes(p, c):
     yield Launch("rmsnorm", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@rmsnorm.step(2, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs), EARLY=early, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+@rmsnorm.step(2, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs), EARLY=early, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)),
+              zero=("EARLY", "HINT"))
 def registers(p, c):
     rows.check_held(p, c)
     yield Launch("rmsnorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p), early=True)
