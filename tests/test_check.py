@@ -158,6 +158,17 @@ def test_worse_than_twice_the_peer_fails():
     assert not check.judge(SGEMM, problem, check.Error(18 * unit, 2.1 * unit), exact=False, peer_error=check.Error(10 * unit, unit))
 
 
+def test_one_element_is_not_held_to_a_lucky_peer():
+    """A sum of 2^28 terms: 2 u times the root of its depth, 32 + 2^12, and beside a peer never less than an eighth of that."""
+    op = ops()["reduce"]
+    problem, unit = op.problem(dict(N=2**28), "f32"), 2.0**-24
+    lucky, floor = check.Error(0.0, 0.0), 2 * (32 + 2**12) ** 0.5 / 8 * unit
+    assert check.judge(op, problem, check.Error(0.99 * floor, 0.99 * floor), exact=False, peer_error=lucky)
+    assert not check.judge(op, problem, check.Error(1.01 * floor, 1.01 * floor), exact=False, peer_error=lucky)
+    assert check.judge(op, problem, check.Error(7 * floor, 7 * floor), exact=False)
+    assert not check.judge(op, problem, check.Error(9 * floor, 9 * floor), exact=False)
+
+
 @pytest.mark.parametrize("outputs, word", [({}, "nothing"), ({"C": np.zeros((3, 4), np.float32)}, "(3, 4)"),
                                            ({"C": np.zeros((4, 3), np.float64)}, "float64")])
 def test_a_missing_or_misshapen_output_fails(outputs, word):
