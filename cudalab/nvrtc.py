@@ -32,7 +32,7 @@ PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal
 _first, _loaded = threading.Lock(), []  # see compile_program
 _starting = threading.Lock()  # see _start
 STACK_BYTES = 64 << 20  # of a thread for NVRTC: 8 MiB were enough for the largest kernels here and 4 were not; see _start
-_working: list[threading.Event] = []  # one for each thread in which NVRTC works, set when it is done, whether or not anybody waits
+_working: list[threading.Event] = []  # one for each thread in which NVRTC works for the main one, set when it is done, whether or not anybody waits
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,8 @@ def _start(work: Callable[[], None]) -> None:
         before = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=work, daemon=True).start()
+        except RuntimeError as error:
+            raise LabError(f"no thread for NVRTC ({error}): free memory, or end other programs") from None
         finally:
             threading.stack_size(before)
 
@@ -219,7 +221,11 @@ def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
     _working.append(done)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)  # for the thread too
     try:
-        _start(work)
+        try:
+            _start(work)
+        except LabError:
+            done.set()  # nobody works
+            raise
         quick = time.monotonic() + 0.5
         while not done.is_set():
             put_back()

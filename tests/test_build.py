@@ -230,6 +230,15 @@ def test_nvrtc_has_the_stack_it_needs(tmp_path, main):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_without_a_thread_for_nvrtc_the_process_ends(tmp_path):
+    code = ("import sys, threading, toy\nfrom pathlib import Path\nfrom cudalab import build, errors\n"
+            "def refuse(self): raise RuntimeError('can\\'t start new thread')\nthreading.Thread.start = refuse\n"
+            "try: build.build(toy.plan(Path(sys.argv[1])), 'sm_80', dumps=Path(sys.argv[1]) / 'dumps')\nexcept errors.LabError as e: print(e)")
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=KERNELS.parent, capture_output=True, text=True, timeout=60,
+                         env={**os.environ, "PYTHONPATH": f"{KERNELS.parent}:{Path(__file__).parent}"})
+    assert (ran.returncode, ran.stderr) == (0, "") and "no thread for NVRTC" in ran.stdout
+
+
 def _build_at_once(folder, barrier, results):
     plan = toy.plan(folder)
     barrier.wait()
