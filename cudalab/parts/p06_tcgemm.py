@@ -139,7 +139,8 @@ def swizzled(p, c):
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=(c.BM + c.BN) * c.LINE, args="A B C M N K")
 
 
-@tcgemm.step(4, min_sm=mma_sync, **TILE, STAGES=4, tune=TUNE | dict(STAGES=(2, 3, 4)))
+# Rows of 128 bytes: what cp.async brings of one line of L2 goes to shared memory in one turn
+@tcgemm.step(4, min_sm=mma_sync, **TILE | dict(LINE=128), STAGES=3, tune=TUNE | dict(STAGES=(2, 3, 4)))
 def multistage(p, c):
     check_alignment(p)
     yield Launch("tcgemm", grid=tiles(p, c), block=warps(c), smem=c.STAGES * (c.BM + c.BN) * c.LINE, args="A B C M N K")
