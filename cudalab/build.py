@@ -336,4 +336,5 @@ def _remove(path: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> LabError:
-    return LabError(f"{folder} cannot be written ({error.strerror}): choose another place with --dumps DIR or CUDALAB_DUMPS")
+    return LabError(f"{folder} cannot be written ({error.strerror}): "
+                    f"choose another place with 'cli.py --dumps DIR COMMAND' or CUDALAB_DUMPS")

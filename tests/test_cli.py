@@ -217,7 +217,7 @@ def test_an_ambiguous_name_lists_the_candidates(lab, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_an_error(lab, tmp_path):
     (tmp_path / "file").write_text("")
-    fails(lab("--dumps", tmp_path / "file" / "below", "dump", "step1"), "cannot be written", "--dumps DIR")
+    fails(lab("--dumps", tmp_path / "file" / "below", "dump", "step1"), "cannot be written", "'cli.py --dumps DIR COMMAND'")
 
 
 def test_a_full_disk_under_the_output_is_an_error():

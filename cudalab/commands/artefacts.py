@@ -80,7 +80,8 @@ def _dumped(step, plan, arch, with_sass: bool) -> dict:
     build.verify(built, plan)
     try:
         if with_sass and built.sass and not (built.folder / "kernel.sass").exists():  # it is written there on first use
-            opt.note(f"{built.folder} cannot be written, so the SASS is not kept there: '--sass' prints it, '--dumps DIR' is another place")
+            opt.note(f"{built.folder} cannot be written, so the SASS is not kept there: '--sass' prints it, and "
+                     f"'cli.py --dumps DIR COMMAND' takes another place")
     except MissingTool as error:
         opt.note(f"no SASS: {error}")
     return dict(op=step.op.name, step=step.path, shape=dict(plan.problem), target=arch, folder=str(built.folder),
