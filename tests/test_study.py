@@ -153,8 +153,10 @@ def test_one_study_that_fails_does_not_lose_the_others(lab, toy_part):
     toy_part.studies = (replace(SIZES, name="toy/broken", measure=broken), SIZES)
     result = lab("study", "toy")
     assert result.exit_code == 1 and "1 of 2 studies failed" in result.stderr and "61.0" in result.stdout
+    assert [len(one["rows"]) for one in json.loads(lab("study", "toy", "--json").stdout)] == [0, 2]
     toy_part.studies = toy_part.studies[:1]
-    fails(lab("study", "toy"), "larger than the memory")
+    for words in ((), ("--json",)):
+        fails(lab("study", "toy", *words), "larger than the memory")
 
 
 def test_studies_are_listed_with_when_they_were_measured(lab, toy_part, tmp_path):

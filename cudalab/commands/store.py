@@ -30,6 +30,7 @@ def results(ctx, wanted, device, readme, plot, as_json):
     from cudalab import results as store
     from cudalab.readme import write_readme
     from cudalab.spec import KERNELS, Op
+    store.require_root()
     everything, of_studies = store.rows(), store.study_rows()
     devices = dict.fromkeys([row["device"] for row in everything] + [on for _, on in of_studies])
     if device is not None and devices and not any(device.lower() in name.lower() for name in devices):
