@@ -39,7 +39,7 @@ def matmul(a, b, out=None, *, dtype: str | None = None, scales=None, accumulate:
     name, variant = kind(dtype, b, scales, accumulate, (M, N, K))
     arrays = dict(A=_packed(a), B=_packed(b if variant in (None, "nn") else b.T), C=out)
     if scales is not None:
-        arrays |= dict(zip(("SA", "SB"), map(cupy.ascontiguousarray, scales)))
+        arrays |= dict(zip(("SA", "SB"), map(_packed, scales)))
     enqueue(a, name, (M, N, K), dtype, variant, choose, arrays)
     return out
 

@@ -61,7 +61,7 @@ fp8gemm = Op(
     draw=draw,
     peers=("cublaslt",),
     shapes=dict(
-        emulate=shapes("72x24x1040 136x72x144", DIMS),
+        emulate=shapes("72x24x1040 136x72x144 77x24x272", DIMS),
         check=shapes("512 264x136x80 1x8x16 8x336x80 336x8x144 2056x1288x1008 129x264x1040 77x1792x1552", DIMS),
         bench=shapes("4096 2048 8192 16384 4096x7168x2048 1024 128x7168x2048 64x4096x7168", DIMS),
     ),
@@ -92,4 +92,4 @@ def fast_split_k(p, c):
               tune=dict(BM=(128, 256), BN=(64, 128), STAGES=(3, 4, 5), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)
-    yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * (4 * c.BM + 16), early=True))
+    yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * (4 * c.BM + 32), early=True))

@@ -3,12 +3,13 @@
 // Before: sums over all of K were kept by the tensor cores, with fewer bits than float32 has.
 // Now: they sum over one slice only; each consumer then adds that to its own sums, and in block scaling multiplies it by
 // the scales of its rows (one for each row and slice of K) and its columns (one for as many of them as a slice is deep) on the
-// way. While one consumer adds, the other one's products run. The scales travel with the slice: a second warp of the producers
-// copies them beside it, as far ahead, for they come as late as a slice would.
+// way. While one consumer adds, the other one's products run. The scales travel with the slice, as far ahead and counted by the
+// same barrier: those of A as one bulk copy, that of B through the register of the thread that starts the copies.
 // A block owns one BM x BN tile of C after another, and stores each from registers. Consumer w owns BM / CONSUMERS rows, as many
 // at a time as an instruction takes: the next ones' products wait until these are added, for want of registers.
 // Limited now by: the tensor cores' pauses between two products of a consumer, and power.
 
+#include "bulk.cuh"
 #include "cluster.cuh"
 #include "mbarrier.cuh"
 #include "output.cuh"
@@ -21,11 +22,11 @@ constexpr int BK = LINE;                                   // bytes are elements
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int WM = BM / CONSUMERS, PARTS = WM / 64;        // rows of a consumer, and how many times 64 they are
 constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
-constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE, SCALES = 4 * BM + 16;  // bytes; a slice's scales, last that of B
+constexpr unsigned TILE_A = BM * LINE, STAGE = TILE_A + BN * LINE, SCALES = 4 * BM + 32;  // bytes; a slice's scales, last that of B
 #if VARIANT_BLOCK
-constexpr int WRITERS = 1 + 32, READERS = 4;  // who arrives: the thread that starts TMA, the warp that copies scales; a consumer's warps
+constexpr int READERS = 4;  // who says that a stage has been read: each warp of a consumer, for each has read scales
 #else
-constexpr int WRITERS = 1, READERS = 1;  // products end for the whole warpgroup at once
+constexpr int READERS = 1;  // products end for the whole warpgroup at once
 #endif
 
 static_assert(CONSUMERS * PARTS * 64 == BM && BN % 64 == 0 && 128 % BN == 0, "BM, BN: 64 rows or a multiple a consumer; 64 or 128 columns");
@@ -35,15 +36,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, output* __restrict__ C, const float* __restrict__ SA,
         const float* __restrict__ SB, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const unsigned base = shared_address(shared), scales_at = base + STAGES * STAGE, barriers = scales_at + STAGES * SCALES;
+    const unsigned base = shared_address(shared), barriers = base + STAGES * (STAGE + SCALES);
     const auto full = [&](int stage) { return barriers + 8 * stage; };
     const auto empty = [&](int stage) { return barriers + 8 * (STAGES + stage); };
+    const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(shared + STAGES * STAGE + stage * SCALES); };
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int rank_m = rank % CLUSTER_M, rank_n = rank / CLUSTER_M;
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(full(stage), WRITERS);
+            mbarrier_init(full(stage), 1);
             mbarrier_init(empty(stage), READERS * CONSUMERS * (CLUSTER_M + CLUSTER_N - 1));
         }
         fence_mbarrier_init();
@@ -73,8 +75,22 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
             for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
                 locate(tile);
                 for (int slice = 0; slice < slices; ++slice) {
+#if VARIANT_BLOCK
+                    // A tile's scales of A begin at any float, a bulk copy at every fourth; what it cannot copy of the last goes by hand
+                    const unsigned all = slices * M, first = slice * M + min(row, M - 1), from = first & ~3u, shift = first - from;
+                    const unsigned copied = min((first + BM + 3) & ~3u, all & ~3u) - from;
+                    const float scale_b = load_global(SB + min(col, N - 1) / 128 * slices + slice);  // comes while the stage is waited for
+                    mbarrier_wait(empty(stage), round ^ 1);
+#pragma unroll 1
+                    for (unsigned i = copied; i < BM + shift; ++i) scales_of(stage)[i] = from + i < all ? load_global(SA + from + i) : 0.0f;
+                    if (copied < BM + shift) fence_proxy_async();  // later copies write there
+                    scales_of(stage)[BM + 4] = scale_b;
+                    mbarrier_expect(full(stage), STAGE + 4 * copied);
+                    if (copied > 0) bulk_load(shared_address(scales_of(stage)), SA + from, 4 * copied, full(stage));
+#else
                     mbarrier_wait(empty(stage), round ^ 1);
                     mbarrier_expect(full(stage), STAGE);
+#endif
                     const int part_a = rank_n * (BM / CLUSTER_N), part_b = rank_m * (BN / CLUSTER_M);
                     const unsigned to_a = base + stage * STAGE + part_a * LINE, to_b = base + stage * STAGE + TILE_A + part_b * LINE;
                     if constexpr (CLUSTER_N > 1) tma_load_multicast(to_a, A, slice * BK, row + part_a, full(stage), sharing_a);
@@ -85,27 +101,6 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                 }
             }
         }
-#if VARIANT_BLOCK
-        if (threadIdx.x / 32 == 1) {
-            wait_for_launch();
-            const int lane = threadIdx.x % 32;
-            int stage = 0, round = 0;
-            for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
-                locate(tile);
-                const float *of_a = SA, *of_b = SB + static_cast<size_t>(col / 128) * slices;
-                for (int slice = 0; slice < slices; ++slice, of_a += M, ++of_b) {
-                    mbarrier_wait(empty(stage), round ^ 1);
-                    const unsigned to = scales_at + stage * SCALES + 4 * lane;
-#pragma unroll 2
-                    for (int i = 0; i < BM; i += 32)  // rows past the last are copies of it, and never stored
-                        cp_async<4>(to + 4 * i, of_a + min(row + i + lane, M - 1));
-                    if (lane == 0) cp_async<4>(to + 4 * BM, of_b);
-                    mbarrier_arrive_after_copies(full(stage));
-                    if (++stage == STAGES) stage = 0, round ^= 1;
-                }
-            }
-        }
-#endif
         __syncwarp();  // the warp goes to the cluster's barrier as one
     } else {
         raise_registers<CONSUMERS == 1 ? 240 : 232>();
@@ -129,6 +124,12 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
             float sums[PARTS][BN / 2] = {}, some[BN / 2];
             for (int slice = 0; slice < slices; ++slice) {
                 if (!landed) mbarrier_wait(full(stage), round);
+#if VARIANT_BLOCK
+                float scales[PARTS][2];  // asked for before the products start: behind them they would come late
+                const float* const from = scales_of(stage) + slice * M % 4 + consumer * WM + warp * 16 + lane / 4;
+#pragma unroll
+                for (int i = 0; i < PARTS * 2; ++i) scales[i / 2][i % 2] = from[i / 2 * 64 + i % 2 * 8] * scales_of(stage)[BM + 4];
+#endif
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
                     wgmma_fence();
@@ -137,13 +138,6 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                         wgmma<E4M3>(some, from_a + ((stage * STAGE + part * 64 * LINE + k * 32) >> 4),
                                     from_b + ((stage * STAGE + k * 32) >> 4), k);
                     wgmma_commit();
-#if VARIANT_BLOCK
-                    float scales[2];  // read while the products run
-                    const float* const slice_scales = reinterpret_cast<const float*>(shared + STAGES * STAGE + stage * SCALES);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        scales[i] = slice_scales[consumer * WM + part * 64 + warp * 16 + i * 8 + lane / 4] * slice_scales[BM];
-#endif
                     wgmma_wait<0>();
                     pin(some);
                     if (part == PARTS - 1) {
@@ -154,7 +148,7 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
 #pragma unroll
                     for (int i = 0; i < BN / 2; ++i)
 #if VARIANT_BLOCK
-                        sums[part][i] = fmaf(some[i], scales[i / 2 % 2], sums[part][i]);
+                        sums[part][i] = fmaf(some[i], scales[part][i / 2 % 2], sums[part][i]);
 #else
                         sums[part][i] += some[i];
 #endif
