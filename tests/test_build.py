@@ -343,7 +343,8 @@ def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp
 def test_a_folder_that_cannot_be_written_names_the_cure(tmp_path, monkeypatch):
     blocked = tmp_path / "dumps"
     blocked.write_text("a file, which stops root too")
-    with pytest.raises(LabError, match=r"cannot be written \(.+\): choose another place with 'cli.py --dumps DIR COMMAND' or CUDALAB_DUMPS") as error:
+    cure = r"choose another place with 'cli\.py --dumps DIR COMMAND' or CUDALAB_DUMPS"
+    with pytest.raises(LabError, match=rf"cannot be written \(.+\): {cure}") as error:
         build(toy.plan(tmp_path), "sm_80", dumps=blocked)
     assert "\n" not in str(error.value)
     monkeypatch.setenv("CUDALAB_DUMPS", str(tmp_path / "elsewhere"))
