@@ -12,7 +12,6 @@ import time
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from cudalab import includes, nvrtc, sass
@@ -68,10 +67,16 @@ class Build:
     source: str = field(repr=False)
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
+    _listing: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def sass(self) -> str:
         """The SASS with source lines, kept as kernel.sass in the folder where that can be written.  Raises MissingTool without nvdisasm."""
+        if not self._listing:  # cached_property would let one thread at a time make any build's, in Python 3.11
+            self._listing.append(self._disassembled())
+        return self._listing[0]
+
+    def _disassembled(self) -> str:
         path = self.folder / "kernel.sass"
         try:
             head, _, listing = path.read_text().partition("\n")
@@ -336,4 +341,5 @@ def _remove(path: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> LabError:
-    return LabError(f"{folder} cannot be written ({error.strerror}): choose another place with --dumps DIR or CUDALAB_DUMPS")
+    return LabError(f"{folder} cannot be written ({error.strerror}): "
+                    f"choose another place with 'cli.py --dumps DIR COMMAND' or CUDALAB_DUMPS")

@@ -195,8 +195,8 @@ BULK_ROW = dict(softmax=1024, layernorm=2048, rmsnorm=2048)
 # Loads of one of 16 blocks: four such shares of rows, and two of weights and biases, fill its shared memory.  With others, or fewer blocks,
 # LayerNorm's clusters that stay are slower than those that come and go (docs/notes/reductions.md).
 KEPT_SHARE = range(1900, 2315)
-# Loads: up to here another row is held by the registers of one block.  Of the longest it takes 1024 threads, which only RMSNorm has few
-# enough registers for to keep two blocks on a multiprocessor (docs/notes/reductions.md).
+# Loads: up to here another row is held by the registers of one block.  One of 4096 takes 1024 threads (in LayerNorm 768), whose registers
+# leave a multiprocessor no second block; only RMSNorm's still go there.
 LONG_ROW = dict(softmax=2048, layernorm=2048, rmsnorm=4096)
 
 

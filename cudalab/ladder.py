@@ -83,8 +83,9 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def peers_of(op: Op, best: Sequence[Mapping[str, Mapping]]) -> list[str]:
-    """The op's peers, and those of users' files that it was measured beside."""
-    return list(dict.fromkeys([*op.peers, *sorted(peer for by_peer in best for peer in by_peer if peer)]))
+    """The op's peers and those of users' files, in this order, as far as it was measured beside them."""
+    found = {peer for by_peer in best for peer in by_peer if peer}
+    return [*(peer for peer in op.peers if peer in found), *sorted(found - set(op.peers))]
 
 
 def beside(best: Sequence[Mapping[str, Mapping]], peer: str) -> list[Mapping]:

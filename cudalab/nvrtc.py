@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from cudalab import leaving
 from cudalab.errors import BadConfig, BadLaunch, CompileError, LabError, MissingTool, UnknownName
 from cudalab.installed import NVRTC, cure, versions
 
@@ -32,7 +33,7 @@ PTX_ERROR = re.compile(r"ptxas application ptx input, line (\d+); (?:error|fatal
 _first, _loaded = threading.Lock(), []  # see compile_program
 _starting = threading.Lock()  # see _start
 STACK_BYTES = 64 << 20  # of a thread for NVRTC: 8 MiB were enough for the largest kernels here and 4 were not; see _start
-_working: list[threading.Event] = []  # one for each thread in which NVRTC works for the main one, set when it is done, whether or not anybody waits
+_working: list[threading.Event] = []  # one for each thread in which NVRTC works, set when it is done, whether or not anybody waits
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _compile_program(source: Path, text: bytes, options: list[str], names: list[
 
 
 def _interruptible(function, *arguments):
-    """What a function of NVRTC returns; Ctrl-C ends the main thread's wait for it at once.
+    """What a function of NVRTC returns; Ctrl-C ends the main thread's wait for it at once, and a pool's soon (see leaving.py).
 
     NVRTC would be deaf to it, or end the process: a process's first compilation puts handlers of its own for SIGINT and SIGTERM in the
     place of Python's within some milliseconds.  So it works in a thread, and the main thread puts Python's back; until it has, it holds
@@ -187,11 +188,21 @@ def _interruptible(function, *arguments):
         finally:
             done.set()
 
-    if threading.current_thread() is threading.main_thread():
-        _heeding_signals(work, done)
-    else:
-        _start(work)
-        done.wait()
+    leaving.check()
+    _working.append(done)
+    try:
+        if threading.current_thread() is threading.main_thread():
+            _heeding_signals(work, done)
+        else:
+            _start(work)
+            while not done.wait(0.1):
+                leaving.check()
+    except LabError:
+        done.set()  # nobody works
+        raise
+    finally:
+        if done.is_set():
+            _working.remove(done)
     if failed:
         raise failed[0]
     return returned[0]
@@ -218,14 +229,9 @@ def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
             if handler is not None:  # None: not set by Python, so not Python's to put back
                 signal.signal(number, handler)
 
-    _working.append(done)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)  # for the thread too
     try:
-        try:
-            _start(work)
-        except LabError:
-            done.set()  # nobody works
-            raise
+        _start(work)
         quick = time.monotonic() + 0.5
         while not done.is_set():
             put_back()
@@ -236,7 +242,6 @@ def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
     finally:
         put_back()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    _working.remove(done)
 
 
 def abandoned() -> bool:
@@ -244,13 +249,13 @@ def abandoned() -> bool:
 
     A process that runs its exit handlers meanwhile may end with a segmentation fault: they take down what NVRTC works with.
     """
-    return not all(done.is_set() for done in _working)
+    return not all(done.is_set() for done in list(_working))
 
 
 @atexit.register
 def _let_them_end() -> None:
     """Where a program goes on after Ctrl-C, and so may reach its exit handlers."""
-    for done in _working:
+    for done in list(_working):
         done.wait()
 
 

@@ -14,7 +14,7 @@ RC = {"font.size": 9, "svg.hashsalt": "cudalab", "svg.fonttype": "none", "text.c
 
 
 def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
-    """A bar picture for every op and device in `rows`, as <op>-<device>.svg and .png in `folder`.  Returns the files.
+    """A bar picture for every op and device in `rows`, as <op>-<device>.svg in `folder`.  Returns the files.
 
     Raises MissingTool without matplotlib, BadResults if there is nothing to draw or the folder cannot be written.
     """
@@ -29,7 +29,7 @@ def draw(rows: Sequence[Mapping], folder: Path) -> list[Path]:
                 with rc_context(RC):
                     figure = Figure(figsize=(8, 0.42 * len(steps) + 1.6), layout="constrained")
                     _bars(figure.subplots(), op, device, steps)
-                    files += _save(figure, folder, ladder.picture(op, device, kind))
+                    files.append(write(figure, folder / f"{ladder.picture(op, device, kind)}.svg"))
     if not files:
         raise BadResults("nothing measured at any op's first benchmark shape: 'bench OP --save FILE' and 'results merge FILE' bring it in")
     return files
@@ -55,18 +55,17 @@ def draw_study(study: Study, rows: Sequence[Mapping], file: Path) -> Path:
     """The study's picture in `file`, .svg or .png.  Raises as `require` does, and BadResults if the file cannot be written."""
     require(study, file)
     with matplotlib()[0](RC):
-        write(_study_figure(study, rows), file)
-    return file
+        return write(_study_figure(study, rows), file)
 
 
 def draw_studies(kept: Mapping[tuple[str, str], Sequence[Mapping]], folder: Path) -> list[Path]:
-    """The picture of every kept study that has one, as <part>-<study>-<device>.svg and .png in `folder`.  Returns the files."""
+    """The picture of every kept study that has one, as <part>-<study>-<device>.svg in `folder`.  Returns the files."""
     files = []
     for (name, device), rows in kept.items():
         study = registry.studies().get(name)
         if study and study.plot:
             with matplotlib()[0](RC):
-                files += _save(_study_figure(study, rows), folder, f"{study.file_stem}-{slug(device)}")
+                files.append(write(_study_figure(study, rows), folder / f"{study.file_stem}-{slug(device)}.svg"))
     return files
 
 
@@ -89,21 +88,15 @@ def matplotlib():
     return rc_context, Figure
 
 
-def _save(figure, folder: Path, stem: str) -> list[Path]:
-    files = [folder / f"{stem}.{suffix}" for suffix in ("svg", "png")]
-    for file in files:
-        write(figure, file)
-    return files
-
-
-def write(figure, file: Path) -> None:
-    """Save a figure.  Raises BadResults if the file cannot be written."""
+def write(figure, file: Path) -> Path:
+    """Save a figure, as its file's suffix says.  Returns the file.  Raises BadResults if it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # no date inside: the same rows give the same file
         figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
     except OSError as error:
         raise BadResults(f"cannot write {file}: {error.strerror}") from None
+    return file
 
 
 def _bars(axes, op, device: str, steps: Mapping[str, Mapping[str, Mapping]]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from cudalab import ladder, parts, report, results
 from cudalab.errors import BadResults
+from cudalab.peers import PEERS
 from cudalab.problem import kind_words
 from cudalab.results import slug
-from cudalab.spec import Op
+from cudalab.spec import KERNELS, Op
 from cudalab.study import Study
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -167,7 +168,7 @@ def _study(study: Study, device: str, rows: Sequence[Mapping], pictures: Path | 
 
 def _ladder(op: Op, device: str, steps: Mapping[str, Mapping[str, Mapping]], kind: Kind) -> str:
     titles = {step.id: step.header[0] for step in op.steps}
-    peers = [peer for peer in op.peers if all(peer in by_peer for by_peer in steps.values())] or op.peers
+    peers = [peer for peer in op.peers if all(peer in by_peer for by_peer in steps.values())] or ladder.peers_of(op, steps.values())
     rows = [ladder.headline(op, by_peer) for by_peer in steps.values()]
     unit, rates = report.rate_column(rows)
     lines = [(f"`{step}`", titles[step], report.time_text(row["time_s"]), rate, report.share_text(row), *_ratios(peers, by_peer))
@@ -183,16 +184,22 @@ def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind: Kind
     rows = [ladder.headline(op, by_peer) for by_peer in best]
     peers = ladder.peers_of(op, best)
     unit, rates = report.rate_column(rows)
-    _, theirs = report.rate_column([by_peer.get(peers[0], row) if peers else row for by_peer, row in zip(best, rows)], "peer_time_s")
+    alone = [{**row, "peer_time_s": None} for row in rows]  # for a shape that the first peer was not measured at
+    _, theirs = report.rate_column([by_peer.get(peers[0], row) if peers else row for by_peer, row in zip(best, alone)], "peer_time_s")
     peer = [f"{peers[0]} {unit}"] if peers else []
     lines = [(report.shape_text(row["shape"]), f"`{row['step']}`", report.time_text(row["time_s"]), rate, report.share_text(row),
               *([its] if peer else []), *_ratios(peers, by_peer)) for by_peer, row, rate, its in zip(best, rows, rates, theirs)]
     head = f"`{op.name}` on {device}{_said(kind)}, the fastest step at each shape ({'×'.join(op.dims)}):"
     table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *peer, *(f"× {peer}" for peer in peers)), text=2)
-    said = "".join(f"\n\n{sentence}" for sentence in filter(None, (_standing(best, peer) for peer in peers)))
-    beside = "".join(f" --peer {peer}" for peer in peers) if set(peers) - set(op.peers) else ""
+    said = "".join(f"\n\n{sentence}{_begun_early(op, rows, peer)}" for peer in peers if (sentence := _standing(best, peer)))
+    beside = "".join(f" --peer {_given(peer)}" for peer in peers) if set(peers) - set(op.peers) else ""
     command = f"python cli.py bench {op.name} --all-shapes{_options(op, kind)}{beside} --save rows.jsonl"
     return f"{head}\n\n{table}{said}\n\n`{command} && {_AFTER}`"
+
+
+def _given(peer: str) -> str:
+    """A row's peer as the command takes it: of a user's file rows know the name alone, and those of ours lie in docs/."""
+    return f"docs/{peer}" if ":" in peer and (KERNELS.parent / "docs" / peer.rpartition(":")[0]).is_file() else peer
 
 
 _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"
@@ -213,6 +220,17 @@ def _standing(best: Sequence[Mapping[str, Mapping]], peer: str) -> str:
     which = f" of at least {ladder.LARGE_FLOPS / 1e9:.0f} GFLOP" if any(row["flops"] >= ladder.LARGE_FLOPS for row in rows) else ""
     return text + (f" The geometric mean over the {len(counted)} shapes{which} is {ladder.geometric_mean(counted):.3f}."
                    if len(counted) > 1 else "")
+
+
+def _begun_early(op: Op, rows: Sequence[Mapping], peer: str) -> str:
+    """What a ratio to a peer that only moves bytes owes to steps that begin early, as that peer does not; empty where none does."""
+    if peer not in PEERS or PEERS[peer].computes:
+        return ""
+    steps = {step.id: step for step in op.steps}
+    early = list(dict.fromkeys(f"`{row['step']}`" for row in rows if any(
+        launch.early for launch in steps[row["step"]].plan(op.problem(row["shape"], row["dtype"], row["variant"])).launches)))
+    return (f" The {peer} is a plain launch, which begins when the call before it has ended; {' and '.join(early)} may begin while that "
+            f"one ends (programmatic dependent launch), so part of a ratio near or above 1 is that.") if early else ""
 
 
 def _ratios(peers: Sequence[str], by_peer: Mapping[str, Mapping]) -> list[str]:

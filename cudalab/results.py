@@ -39,6 +39,12 @@ def root() -> Path:
     return platformdirs.user_data_path("cudalab") / "results"
 
 
+def require_root() -> None:
+    """Raise BadResults where $CUDALAB_RESULTS names a folder that is not there; the usual one need not be there yet."""
+    if "CUDALAB_RESULTS" in os.environ and not root().is_dir():
+        raise BadResults(f"there is no folder {root()}: name the one that holds rows, or bring some in with 'results merge FILE'")
+
+
 def slug(device: str) -> str:
     """A device's name as a file name: NVIDIA H200 -> nvidia_h200."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cudalab import leaving
 from cudalab.errors import LabError, MissingTool
 from cudalab.installed import cure
 
@@ -52,11 +53,26 @@ def find_nvdisasm() -> Path:
 
 def disassemble(cubin: Path) -> str:
     """The listing of every function of a cubin, with source lines.  Raises MissingTool without nvdisasm, LabError if it fails."""
-    ran = subprocess.run([find_nvdisasm(), *FLAGS, cubin], check=False, capture_output=True, text=True, errors="replace")
-    if ran.returncode:
-        said = (ran.stderr.strip() or ran.stdout.strip() or f"status {ran.returncode}").splitlines()[-1]
+    leaving.check()
+    command = [find_nvdisasm(), *FLAGS, cubin]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as running:
+        try:
+            listing, said = _output(running)
+        except BaseException:
+            running.kill()
+            raise
+    if running.returncode:
+        said = (said.strip() or listing.strip() or f"status {running.returncode}").splitlines()[-1]
         raise LabError(f"nvdisasm cannot read {cubin}: {said}; if it is older than NVRTC: {cure()}")
-    return ran.stdout
+    return listing
+
+
+def _output(running: subprocess.Popen) -> tuple[str, str]:
+    while True:
+        try:
+            return running.communicate(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            leaving.check()
 
 
 def functions(sass: str) -> dict[str, list[Instruction]]:

@@ -21,7 +21,7 @@ import toy
 from kinds import few, spread
 
 from cudalab import build as lab
-from cudalab import installed, nvrtc, registry
+from cudalab import installed, nvrtc, registry, sass
 from cudalab.build import TARGETS, Param, build, sm_of, target_for, verify
 from cudalab.errors import CompileError, LabError, MissingTool, UnknownName
 from cudalab.spec import KERNELS
@@ -90,6 +90,21 @@ def test_sass_is_written_on_first_demand_and_again_when_damaged(tmp_path):
     whole = path.read_text()
     path.write_text(whole[:-100])
     assert build(toy.plan(tmp_path), "sm_89", dumps=tmp_path / "dumps").sass == built.sass and path.read_text() == whole
+
+
+def test_two_threads_disassemble_two_builds_side_by_side(tmp_path, monkeypatch):
+    built = [build(toy.plan(tmp_path), target, dumps=tmp_path / "dumps") for target in ("sm_80", "sm_89")]
+    both, calls = threading.Barrier(2), []
+
+    def disassemble(cubin):
+        calls.append(cubin)
+        both.wait(10)
+        return str(cubin)
+    monkeypatch.setattr(sass, "disassemble", disassemble)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda one: one.sass, built))
+    assert found == [str(one.folder / "kernel.cubin") for one in built]
+    assert [one.sass for one in built] == found and len(calls) == 2, "once for each"
 
 
 def test_sass_that_cannot_be_kept_can_be_read(tmp_path, monkeypatch):
@@ -328,7 +343,8 @@ def test_ctrl_c_ends_the_wait_for_a_compiler_that_took_the_signal_for_itself(tmp
 def test_a_folder_that_cannot_be_written_names_the_cure(tmp_path, monkeypatch):
     blocked = tmp_path / "dumps"
     blocked.write_text("a file, which stops root too")
-    with pytest.raises(LabError, match=r"cannot be written \(.+\): choose another place with --dumps DIR or CUDALAB_DUMPS") as error:
+    cure = r"choose another place with 'cli\.py --dumps DIR COMMAND' or CUDALAB_DUMPS"
+    with pytest.raises(LabError, match=rf"cannot be written \(.+\): {cure}") as error:
         build(toy.plan(tmp_path), "sm_80", dumps=blocked)
     assert "\n" not in str(error.value)
     monkeypatch.setenv("CUDALAB_DUMPS", str(tmp_path / "elsewhere"))

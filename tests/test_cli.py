@@ -34,7 +34,8 @@ def test_every_verb_has_help_with_an_example(lab):
 
 @pytest.mark.parametrize("words", [("list",), ("list", "sgemm"), ("show", "step1"), ("bench", "step1", *SMALL), ("dump", "step1"),
                                    ("diff", "step1", "step2"), ("diff", "step1", "step2", "--ptx", "--sass"), ("results",), ("doctor",)])
-def test_json_is_all_there_is_on_stdout(lab, words):
+def test_json_is_all_there_is_on_stdout(lab, results_folder, words):
+    results_folder.mkdir()
     json.loads(works(lab(*words, "--json")).stdout)
 
 
@@ -203,7 +204,8 @@ def test_what_needs_a_gpu_says_so(lab, tmp_path):
     (("results", "--step", "nope"), ("no step or op is called 'nope'",)),
     (("results", "--plot"), ("nothing measured",)),
 ])
-def test_bad_input_is_one_line_that_names_the_cure(lab, words, expected):
+def test_bad_input_is_one_line_that_names_the_cure(lab, results_folder, words, expected):
+    results_folder.mkdir()
     fails(lab(*words), *expected)
 
 
@@ -217,7 +219,7 @@ def test_an_ambiguous_name_lists_the_candidates(lab, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_an_error(lab, tmp_path):
     (tmp_path / "file").write_text("")
-    fails(lab("--dumps", tmp_path / "file" / "below", "dump", "step1"), "cannot be written", "--dumps DIR")
+    fails(lab("--dumps", tmp_path / "file" / "below", "dump", "step1"), "cannot be written", "'cli.py --dumps DIR COMMAND'")
 
 
 def test_a_full_disk_under_the_output_is_an_error():
@@ -234,7 +236,11 @@ def test_what_a_driver_prints_is_not_among_the_data():
     assert ran.stdout == "data\n" and ran.stderr == "from a kernel"
 
 
-def test_results_say_where_they_come_from(lab, tmp_path, results_folder, row):
+def test_results_say_where_they_come_from(lab, tmp_path, results_folder, row, monkeypatch):
+    fails(lab("results"), f"there is no folder {results_folder}: ", "'results merge FILE'")
+    fails(lab("--results", tmp_path / "gone", "results", "--json"), f"there is no folder {tmp_path / 'gone'}")
+    monkeypatch.setenv("CUDALAB_RESULTS", str(results_folder))  # --results had set it
+    results_folder.mkdir()
     assert "no rows" in works(lab("results")).stderr
     results.append(tmp_path / "rows.jsonl", [row(), row(step="01_naive")])
     assert "2 new rows" in works(lab("results", "merge", tmp_path / "rows.jsonl")).stdout

@@ -60,6 +60,13 @@ def test_one_step_that_fails_does_not_lose_the_others(bench):
     fails(bench(play, "step1"), "needs 9 GB")
 
 
+def test_where_nothing_was_measured_an_error_stands_alone(bench):
+    def play(step, problem, config):
+        raise OutOfMemory("needs 9 GB and 1 GB are free")
+    fails(bench(play, "step1", "--json"), "needs 9 GB")
+    fails(bench(play, "sgemm", "--json"), "measurements failed, the first: needs 9 GB")
+
+
 def test_against_says_what_changed_and_can_fail(bench, results_folder, row):
     assert "never measured" in works(bench(lambda *_: [{}], "step5", "--against", "--fail-below", "0.97")).stdout
     results.append(results_folder / "nvidia_h200.jsonl", [row(time_s=3e-3)])

@@ -195,6 +195,15 @@ def test_one_step_that_cannot_run_does_not_lose_the_others(lab, monkeypatch, sho
         assert "sgemm/02_coalesced" in result.stdout and "sgemm/03_shared_tile" in result.stdout and "01_naive" not in result.stdout
 
 
+def test_where_nothing_ran_an_error_stands_alone(lab, monkeypatch, short_ladder):
+    def run(self, plan, inputs):
+        raise NoDevice("this one does not run")
+    monkeypatch.setattr(Emulator, "run", run)
+    for verb in ("bench", "check"):
+        for target in ("step1", "sgemm"):
+            assert fails(lab(verb, target, *SMALL, "--json"), "this one does not run").stdout == ""
+
+
 def test_ctrl_c_shows_what_was_found(lab, monkeypatch):
     real, runs = Emulator.run, []
 

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from cudalab import leaving, nvrtc
 from cudalab.spec import KERNELS
 
 
@@ -43,3 +45,44 @@ def test_while_nvrtc_compiles(tmp_path, later):
     process.send_signal(signal.SIGINT)
     assert ended(process) == (130, "", "interrupted\n")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_while_a_pool_disassembles(tmp_path):
+    """With a disassembler that does not end, so that whoever waits for it, or for a pool that does, does not either."""
+    slow = tmp_path / "nvidia" / "cu99" / "bin" / "nvdisasm"
+    slow.parent.mkdir(parents=True)
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun.$$\nexec sleep 600\n")
+    slow.chmod(0o755)
+    process = begin("--dumps", tmp_path / "dumps", "dump", "vecadd", PYTHONPATH=str(tmp_path))
+    while not list(tmp_path.glob("begun.*")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, "", "interrupted\n")
+    assert list((tmp_path / "dumps").rglob("kernel.cubin")) and not list((tmp_path / "dumps").rglob(".*"))
+
+
+def test_a_pool_leaves_a_compiler_that_works():
+    """And begins nothing more; whoever ends the process is told that it still works."""
+    over, working, release, left = threading.Event(), threading.Event(), threading.Event(), []
+
+    def compiling():
+        working.set()
+        release.wait()
+
+    def of_the_pool():
+        leaving.leave_when(over)
+        for function in (compiling, lambda: left.append("begun all the same")):
+            try:
+                nvrtc._interruptible(function)
+            except KeyboardInterrupt:
+                left.append("left")
+    thread = threading.Thread(target=of_the_pool)
+    thread.start()
+    try:
+        assert working.wait(10) and nvrtc.abandoned()
+        over.set()
+        thread.join(10)
+        assert left == ["left", "left"] and nvrtc.abandoned()
+    finally:
+        release.set()
+        thread.join()

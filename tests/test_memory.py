@@ -200,6 +200,9 @@ def test_bandwidth_names_knees_and_levels():
     assert "The knee of L1 lies between 208 KiB and 224 KiB, 81% of the 256 KiB" in text
     assert "L2 in bulk, sets of 4 to 40 MB: 9.629 TB/s (33 MiB) to 10.62 TB/s (4 MiB)" in text
     assert "The knee of L2 lies between 43 MiB and 47 MiB" in text and "DRAM: 3.889 TB/s" in text
+    assert "More than memory can give" not in text
+    more = " ".join(bandwidth._conclude([row | dict(peak_bytes_per_s=3.8e12) for row in bandwidth_rows()]))
+    assert "102.3% of memory clock times bus width. More than memory can give: part of it still comes from the 60 MiB of L2." in more
 
 
 def test_a_curve_without_a_knee_says_why():

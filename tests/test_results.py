@@ -152,6 +152,34 @@ def test_the_readme_says_where_the_library_is_faster_and_leaves_out_a_peer_of_on
     assert "| share of the roof | × cublas |\n" in text, "the ladder shows the peers that every step was measured against"
 
 
+def test_a_peer_without_a_ratio_has_no_column_and_no_part_in_the_command(row):
+    small = dict(M=1024, N=1024, K=1024)
+    op = registry.ops()["softmax"]
+    shapes = [dict(shape) for shape in op.shapes["bench"][:2]]
+    found = [row(op="softmax", step=step, shape=shape, dtype="bf16", peer=peer, roof="dram", time_s=time_s) for shape in shapes
+             for step, time_s in (("01_unshifted", 4e-3), ("08_bulk", 3e-3)) for peer in ("copy", "torch_peers.py:softmax")]
+    text = readme.tables(found)
+    assert "cupy" in op.peers and "cupy" not in text
+    assert "| share of the roof | copy TB/s | × copy | × torch_peers.py:softmax |\n" in text
+    assert "--all-shapes --peer copy --peer docs/torch_peers.py:softmax --save" in text, "where the file lies, so that it can be pasted"
+    assert "--peer mine.py:f --save" in readme.tables([{**one, "peer": one["peer"].replace("torch_peers.py:softmax", "mine.py:f")}
+                                                       for one in found]), "where somebody else's lies nobody knows"
+    last = SGEMM.steps[-1].id
+    text = readme.tables([row(step=last), row(step=last, peer="cublaslt"), row(step=last, shape=small, peer="cublaslt")])
+    assert re.search(r"\| 1024³ \|[^|]*\|[^|]*\|[^|]*\|[^|]*\| - \| - \| 0.750 \|", text), "cublaslt's speed is not cublas's"
+
+
+def test_a_ratio_to_what_only_moves_bytes_says_what_an_early_start_gives(row):
+    shapes = [dict(shape) for shape in registry.ops()["softmax"].shapes["bench"][:2]]
+
+    def text(step, **more):
+        return readme.tables([row(op="softmax", step=one, shape=shape, dtype="bf16", roof="dram", time_s=time_s, **more)
+                              for shape in shapes for one, time_s in (("01_unshifted", 4e-3), (step, 3e-3))])
+    said = "The copy is a plain launch, which begins when the call before it has ended; `04_registers` may begin while that one ends"
+    assert text("04_registers", peer="copy").count(said) == 1
+    assert "plain launch" not in text("08_bulk", peer="copy") + text("04_registers", peer="cupy")
+
+
 def test_one_step_is_no_ladder_and_counts_only_if_it_is_the_last_or_the_fastest_elsewhere(tmp_path, row, monkeypatch):
     from cudalab import plot
     last = SGEMM.steps[-1].id
@@ -231,7 +259,7 @@ def test_other_protocols_shapes_and_unknown_steps_stay_out_of_the_tables(row):
 def test_the_picture_is_the_same_for_the_same_rows(tmp_path, row):
     from cudalab import plot
     first, second = (plot.draw(ladder_rows(row), tmp_path / name) for name in "ab")
-    assert [f.name for f in first] == ["sgemm-nvidia_h200.svg", "sgemm-nvidia_h200.png"]
+    assert [f.name for f in first] == ["sgemm-nvidia_h200.svg"] == [f.name for f in (tmp_path / "a").iterdir()]
     assert [f.read_bytes() for f in first] == [f.read_bytes() for f in second]
     svg = first[0].read_text()
     assert all(step.id in svg for step in SGEMM.steps) and all(peer in svg for peer in SGEMM.peers)

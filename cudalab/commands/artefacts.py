@@ -32,9 +32,10 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, ptx
 
     Example: python cli.py dump step5 --arch sm_89 --sass
     """
+    import threading
     from concurrent.futures import ThreadPoolExecutor
 
-    from cudalab import build, registry, report
+    from cudalab import build, leaving, registry, report
     if everything == (target is not None):
         raise click.UsageError("name a step, an op or a file, or say --all")
     if ptx + sass + as_json > 1:
@@ -53,12 +54,14 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, ptx
         (_, plan, arch), = work
         built = build.build(plan, arch)
         return click.echo(built.ptx if shown == "ptx" else built.sass)
-    with ThreadPoolExecutor() as pool:  # the compiler and nvdisasm run beside each other
+    over = threading.Event()
+    with ThreadPoolExecutor(initializer=leaving.leave_when, initargs=(over,)) as pool:  # the compiler and nvdisasm run beside each other
         waiting = [pool.submit(_dumped, *one, not no_sass) for one in work]
         try:
             with opt.progress(waiting, "compiling") as bar:
-                found = [one.result() for one in bar]
-        except BaseException:  # Ctrl-C too: what has not begun does not begin
+                found = [_awaited(one) for one in bar]
+        except BaseException:  # Ctrl-C too: what has not begun does not begin, and nobody waits for what has
+            over.set()
             pool.shutdown(cancel_futures=True)
             raise
     if as_json:
@@ -66,6 +69,14 @@ def dump(target, everything, shapes, dtypes, variants, sets, archs, no_sass, ptx
     lines = [(k["entry"], k["registers"], k["static_smem"], k["spill_stores"] + k["spill_loads"], _from_here(f["folder"]))
              for f in found for k in f["kernels"]]
     click.echo(report.table(lines, ("kernel", "registers", "shared B", "spilled B", "folder: op/step/target"), left=(0, 4)))
+
+
+def _awaited(future):
+    """Its result, for which the main thread waits a little at a time: what NVRTC puts in the place of Python's handler does not wake it."""
+    from concurrent.futures import wait
+    while not future.done():
+        wait([future], timeout=0.1)
+    return future.result()
 
 
 def _from_here(folder: str) -> str:
@@ -80,7 +91,8 @@ def _dumped(step, plan, arch, with_sass: bool) -> dict:
     build.verify(built, plan)
     try:
         if with_sass and built.sass and not (built.folder / "kernel.sass").exists():  # it is written there on first use
-            opt.note(f"{built.folder} cannot be written, so the SASS is not kept there: '--sass' prints it, '--dumps DIR' is another place")
+            opt.note(f"{built.folder} cannot be written, so the SASS is not kept there: '--sass' prints it, and "
+                     f"'cli.py --dumps DIR COMMAND' takes another place")
     except MissingTool as error:
         opt.note(f"no SASS: {error}")
     return dict(op=step.op.name, step=step.path, shape=dict(plan.problem), target=arch, folder=str(built.folder),

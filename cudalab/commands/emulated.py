@@ -68,7 +68,7 @@ def bench(work, settings, seed: int, sanitize: bool, target: str, device: str | 
             except LabError as error:
                 _refuse(error, step, refused, len(work))
     finally:  # after Ctrl-C too
-        if as_json:
+        if as_json and found:  # without any an error follows, which says all
             opt.print_json([counting.row(one, shown) for one in found])
         elif len({one.plan.step for one in found}) == 1:
             click.echo("\n\n".join([counting.text(found[0], shown), *map(counting.brief, found[1:])]))

@@ -54,14 +54,13 @@ def check(target, shapes, dtypes, variants, sets, arch, backend, sanitize, seed,
 
 
 def report_verdicts(verdicts, as_json: bool) -> None:
-    """Print (step, verdict) pairs."""
+    """Print (step, verdict) pairs; nothing where there are none: an error follows."""
     from cudalab import report
+    if not verdicts:
+        return
     found = [dict(op=s.op.name, step=s.id, shape=dict(v.problem), dtype=v.problem.dtype, variant=v.problem.variant, inputs=v.kind,
                   passed=v.passed, error=report.finite(v.error), bound=v.bound, reason=v.reason) for s, v in verdicts]
-    if as_json:
-        opt.print_json(found)
-    elif found:
-        click.echo(report.checked(found))
+    opt.print_json(found) if as_json else click.echo(report.checked(found))
 
 
 @click.command()
@@ -170,7 +169,7 @@ def _bench(place, work, settings, chosen, protocol, save, against, fail_below, s
                 opt.note(f"{label}: {error}")
     finally:  # after Ctrl-C too: what was measured is shown, and is in the file already
         found = results.changes(rows, before) if against else []
-        if as_json:
+        if as_json and rows:  # without any an error follows, which says all
             last = [dict(last_time_s=c.before and c.before["time_s"], last_date=c.before and c.before["date"], speed=c.speed)
                     for c in found]
             opt.print_json([{**row, **more} for row, more in zip(rows, last or [{}] * len(rows), strict=True)])

@@ -13,7 +13,7 @@ from cudalab.errors import LabError, UnknownName
 @click.option("--device", metavar="TEXT", help="Only rows of devices whose name holds this.")
 @click.option("--readme", is_flag=False, flag_value="", metavar="[FILE]", help="Write the tables between the markers of README.md.")
 @click.option("--plot", is_flag=False, flag_value="", metavar="[FOLDER]",
-              help="Draw each ladder against its peers, and each study, as SVG and PNG, into docs/.")
+              help="Draw each ladder against its peers, and each study, as SVG, into docs/.")
 @opt.as_json
 @click.pass_context
 def results(ctx, wanted, device, readme, plot, as_json):
@@ -30,6 +30,7 @@ def results(ctx, wanted, device, readme, plot, as_json):
     from cudalab import results as store
     from cudalab.readme import write_readme
     from cudalab.spec import KERNELS, Op
+    store.require_root()
     everything, of_studies = store.rows(), store.study_rows()
     devices = dict.fromkeys([row["device"] for row in everything] + [on for _, on in of_studies])
     if device is not None and devices and not any(device.lower() in name.lower() for name in devices):

@@ -64,8 +64,8 @@ def study(target, save, picture, backend, device, as_json):
                 click.echo(report.studied(one, rows) + "\n" * (one is not studies[-1]))
             if picture:
                 opt.note(f"drawn in {plot.draw_study(one, rows, picture)}")
-    finally:  # after Ctrl-C too; JSON is one document
-        if as_json:
+    finally:  # after Ctrl-C too; JSON is one document, and none where there is nothing but an error
+        if as_json and any(one["rows"] for one in found):
             opt.print_json(found)
     if failed:
         raise LabError(f"{len(failed)} of {len(studies)} studies failed, the first: {failed[0]}")

@@ -112,6 +112,7 @@ def few_lanes(p, c):
 
 
 def lanes_of_kept(p, c):
+    """Threads of a row in one block: at most 192, for a block has several rows under way and 1024 threads for all of them."""
     return min(192, rows.lanes_of_bulk(p, c))
 
 

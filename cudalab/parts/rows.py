@@ -63,8 +63,8 @@ def lanes_of_pairs(p, c):
 
 
 def blocks_of_threads(p, c):
-    """Blocks that shall fit a multiprocessor: where a row takes more than four warps so many that they make 1280 threads, if each holds but
-    four packs."""
+    """Blocks that shall fit a multiprocessor: as many as make 1280 threads where a row takes more than four warps, if no thread holds more
+    than four packs of it or fetches weights beside it (EARLY); else one, which leaves the compiler the registers it likes."""
     return 1280 // c.LANES if c.LANES > 128 and c.VECS <= 4 and not c.get("EARLY", 0) else 1
 
 

@@ -130,8 +130,10 @@ def _conclude(rows: Sequence[Mapping]) -> list[str]:
     sentences.append(_knee(past, "working_set_bytes", row["l2_bytes"], "L2", "that the driver reports"))
     dram = max((r for r in rows if r["working_set_bytes"] >= 4 * row["l2_bytes"]), key=lambda r: r["bandwidth_bytes_per_s"], default=None)
     if dram:
-        sentences.append(f"DRAM: {_rate(dram)} at {bytes_text(dram['working_set_bytes'])}, {dram['curve']}, "
-                         f"{dram['bandwidth_bytes_per_s'] / row['peak_bytes_per_s']:.1%} of memory clock times bus width.")
+        share = dram["bandwidth_bytes_per_s"] / row["peak_bytes_per_s"]
+        more = f" More than memory can give: part of it still comes from the {bytes_text(row['l2_bytes'])} of L2." if share > 1 else ""
+        sentences.append(f"DRAM: {_rate(dram)} at {bytes_text(dram['working_set_bytes'])}, {dram['curve']}, {share:.1%} of memory clock "
+                         f"times bus width.{more}")
     return sentences
 
 
