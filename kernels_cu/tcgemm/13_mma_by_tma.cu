@@ -103,12 +103,15 @@ tcgemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
         locate(tile);
         float sums[MI][NJ][4] = {};
         for (int slice = 0; slice < slices; ++slice) {
-            const int read = stage;
+            const int read = stage, next = (stage + 1) % STAGES;
+            const bool more = slice + 1 < slices || tile + gridDim.x < tiles;  // else it reads again what is never used
+            bool landed = false;  // asked early: the answer comes under products
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
-                if (step == STEPS - 1 && (slice + 1 < slices || tile + gridDim.x < tiles)) {  // else it reads again what is never used
+                if (step == STEPS - 2 && more) landed = mbarrier_test(full(next), next > 0 ? round : round ^ 1);
+                if (step == STEPS - 1 && more) {
                     advance();
-                    mbarrier_wait(full(stage), round);
+                    if (!landed) mbarrier_wait(full(stage), round);
                 }
 #pragma unroll
                 for (int i = 0; i < MI; ++i) {
