@@ -6,7 +6,7 @@ import math
 from cudalab.study import Study
 
 COUNTS, FEW = tuple(2**i for i in range(6, 19, 2)), (32, 256)  # numbers of a sum: on a device, on the emulator
-SUMS, FEW_SUMS = 1024, 32
+SUMS, FEW_SUMS, TERMS = 1024, 32, 2**22  # sums of a kind and count: on a device no more than have TERMS numbers, but at least FEW_SUMS
 UNIT = 2.0**-24
 COLOURS = dict(in_order="#b5532a", pairwise="#2f6ca3", kahan="#4f7d4f", neumaier="#7a5aa0", last_block="#222222")
 
@@ -36,11 +36,10 @@ def cancelling(rng, shape):
 INPUTS = dict(positive=positive, mixed_signs=mixed_signs, mixed_magnitudes=mixed_magnitudes, cancelling=cancelling)
 
 
-def errors(sums, x) -> dict:
+def errors(sums, x, exact) -> dict:
     """Of sums of the columns of x: error over the sum of magnitudes, which rounding can be held against; and over the sum itself, which is
     what a person sees of it."""
     import numpy as np
-    exact = np.array([math.fsum(column) for column in x.astype(np.float64).T])
     error = np.abs(sums.astype(np.float64) - exact)
     return dict(error_rms_units=float(np.sqrt(np.mean((error / np.abs(x).sum(0)) ** 2)) / UNIT),
                 error_max_units=float((error / np.abs(x).sum(0)).max() / UNIT),
@@ -56,7 +55,9 @@ def measure(place, progress):
     work = list(itertools.product(INPUTS, FEW if emulated else COUNTS))
     for number, (kind, count) in enumerate(work):
         progress(number, len(work), "reduce/error")
-        x = INPUTS[kind](np.random.default_rng(count), (count, FEW_SUMS if emulated else SUMS)).astype(np.float32)
+        columns = FEW_SUMS if emulated else max(FEW_SUMS, min(SUMS, TERMS // count))
+        x = INPUTS[kind](np.random.default_rng(count), (count, columns)).astype(np.float32)
+        exact = np.array([math.fsum(column) for column in x.T.tolist()])
         for step in steps:
             if step.op.name == "order":
                 problem = step.op.problem(dict(M=x.shape[1], N=count))
@@ -65,7 +66,7 @@ def measure(place, progress):
                 of = x[:, :8]
                 plan = step.plan(step.op.problem(dict(N=count)))
                 sums = np.concatenate([place.run(plan, dict(x=np.ascontiguousarray(column)))["total"] for column in of.T])
-            yield dict(order=step.name, numbers=kind, terms=count, sums=of.shape[1], **errors(sums, of))
+            yield dict(order=step.name, numbers=kind, terms=count, sums=of.shape[1], **errors(sums, of, exact[:of.shape[1]]))
 
 
 def draw(axes, rows):
