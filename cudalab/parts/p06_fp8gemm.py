@@ -89,7 +89,7 @@ def fast_split_k(p, c):
 
 @fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=256, BN=lambda p: min(128, bf16.columns(128)(p)), STAGES=4, CONSUMERS=2,
               CLUSTER_M=1, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
-              tune=dict(BM=(128, 256), BN=(64, 128, 192), STAGES=(3, 4, 5), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
+              tune=dict(BM=(128, 256), BN=(64, 128), STAGES=(3, 4, 5), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)
     yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * (4 * c.BM + 32), early=True))

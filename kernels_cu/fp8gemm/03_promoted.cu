@@ -28,9 +28,8 @@ constexpr int READERS = 4;  // who says that a stage has been read: each warp of
 #else
 constexpr int READERS = 1;  // products end for the whole warpgroup at once
 #endif
-constexpr int SPANS = BN > 128 ? BN / 64 : 1;  // stretches of columns that may have a scale of B each
 
-static_assert(CONSUMERS * PARTS * 64 == BM && BN % 64 == 0 && BN <= 192, "BM: 64 rows or a multiple a consumer; BN: 64, 128 or 192");
+static_assert(CONSUMERS * PARTS * 64 == BM && BN % 64 == 0 && 128 % BN == 0, "BM, BN: 64 rows or a multiple a consumer; 64 or 128 columns");
 static_assert(BM % (8 * CLUSTER_N) == 0 && BN % (8 * CLUSTER_M) == 0, "CLUSTER_M, CLUSTER_N: parts of whole swizzles");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -58,9 +57,11 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
 
     const int rows = (M + BM * CLUSTER_M - 1) / (BM * CLUSTER_M), cols = (N + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
     const int slices = (K + BK - 1) / BK, tiles = rows * cols, stride = gridDim.x / CLUSTER;
-    const auto locate = [&](int tile) {  // the first row and column of a tile
+    int row, col;
+    const auto locate = [&](int tile) {
         const int band = tile / (RASTER * cols), in_band = tile % (RASTER * cols), height = min(RASTER, rows - band * RASTER);
-        return make_int2(((band * RASTER + in_band % height) * CLUSTER_M + rank_m) * BM, (in_band / height * CLUSTER_N + rank_n) * BN);
+        row = ((band * RASTER + in_band % height) * CLUSTER_M + rank_m) * BM;
+        col = (in_band / height * CLUSTER_N + rank_n) * BN;
     };
 
     if (group == 0) {
@@ -72,21 +73,18 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
             for (int i = 0; i < CLUSTER_N; ++i) sharing_a |= 1 << (i * CLUSTER_M + rank_m);
             for (int i = 0; i < CLUSTER_M; ++i) sharing_b |= 1 << (rank_n * CLUSTER_M + i);
             for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
-                const auto [row, col] = locate(tile);
+                locate(tile);
                 for (int slice = 0; slice < slices; ++slice) {
 #if VARIANT_BLOCK
                     // A tile's scales of A begin at any float, a bulk copy at every fourth; what it cannot copy of the last goes by hand
                     const unsigned all = slices * M, first = slice * M + min(row, M - 1), from = first & ~3u, shift = first - from;
                     const unsigned copied = min((first + BM + 3) & ~3u, all & ~3u) - from;
-                    float scales_b[2];  // of the tile's first columns and its last; they come while the stage is waited for
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        scales_b[i] = load_global(SB + min(col + i * (BN - 1), N - 1) / 128 * slices + slice);
+                    const float scale_b = load_global(SB + min(col, N - 1) / 128 * slices + slice);  // comes while the stage is waited for
                     mbarrier_wait(empty(stage), round ^ 1);
 #pragma unroll 1
                     for (unsigned i = copied; i < BM + shift; ++i) scales_of(stage)[i] = from + i < all ? load_global(SA + from + i) : 0.0f;
                     if (copied < BM + shift) fence_proxy_async();  // later copies write there
-                    scales_of(stage)[BM + 4] = scales_b[0], scales_of(stage)[BM + 5] = scales_b[1];
+                    scales_of(stage)[BM + 4] = scale_b;
                     mbarrier_expect(full(stage), STAGE + 4 * copied);
                     if (copied > 0) bulk_load(shared_address(scales_of(stage)), SA + from, 4 * copied, full(stage));
 #else
@@ -120,31 +118,17 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         const unsigned long long from_b = wgmma_descriptor<LINE>(base + TILE_A, 16, 1024);
         int stage = 0, round = 0;
         bool landed = false;  // whether this stage's slice was seen to have landed
-        float sums[PARTS][BN / 2] = {}, some[BN / 2];
-        const auto finish = [&](int part, int tile) {  // write what a part has summed up, and begin anew
-            const auto [row, col] = locate(tile);
-#if !VARIANT_BLOCK
-            const float scale = load_global(SA) * load_global(SB);
-#pragma unroll
-            for (int i = 0; i < BN / 2; ++i) sums[part][i] *= scale;
-#endif
-            store_rows<BN / 8>(C, row + consumer * WM + part * 64 + warp * 16, col, M, N, sums[part]);
-#pragma unroll
-            for (int i = 0; i < BN / 2; ++i) sums[part][i] = 0.0f;
-        };
-        int tile = blockIdx.x / CLUSTER;
-        for (; tile < tiles; tile += stride) {
-            const int odd = SPANS > 1 ? locate(tile).y / 64 % 2 : 0;  // whether a scale of B ends within the first 128 columns
+        for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
+            locate(tile);
+            row += consumer * WM;
+            float sums[PARTS][BN / 2] = {}, some[BN / 2];
             for (int slice = 0; slice < slices; ++slice) {
                 if (!landed) mbarrier_wait(full(stage), round);
 #if VARIANT_BLOCK
-                float scales[PARTS][SPANS][2];  // asked for before the products start: behind them they would come late
+                float scales[PARTS][2];  // asked for before the products start: behind them they would come late
                 const float* const from = scales_of(stage) + slice * M % 4 + consumer * WM + warp * 16 + lane / 4;
 #pragma unroll
-                for (int i = 0; i < PARTS * SPANS * 2; ++i) {
-                    const int part = i / 2 / SPANS, span = i / 2 % SPANS;
-                    scales[part][span][i % 2] = from[part * 64 + i % 2 * 8] * scales_of(stage)[BM + 4 + (span + odd) / 2];
-                }
+                for (int i = 0; i < PARTS * 2; ++i) scales[i / 2][i % 2] = from[i / 2 * 64 + i % 2 * 8] * scales_of(stage)[BM + 4];
 #endif
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
@@ -154,9 +138,6 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                         wgmma<E4M3>(some, from_a + ((stage * STAGE + part * 64 * LINE + k * 32) >> 4),
                                     from_b + ((stage * STAGE + k * 32) >> 4), k);
                     wgmma_commit();
-                    // What was summed up last is written while these products run
-                    if (part == 0 && slice == 0 && tile >= stride) finish(PARTS - 1, tile - stride);
-                    if (part > 0 && slice == slices - 1) finish(part - 1, tile);
                     wgmma_wait<0>();
                     pin(some);
                     if (part == PARTS - 1) {
@@ -167,14 +148,20 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
 #pragma unroll
                     for (int i = 0; i < BN / 2; ++i)
 #if VARIANT_BLOCK
-                        sums[part][i] = fmaf(some[i], scales[part][SPANS > 1 ? i / 32 : 0][i / 2 % 2], sums[part][i]);
+                        sums[part][i] = fmaf(some[i], scales[part][i / 2 % 2], sums[part][i]);
 #else
                         sums[part][i] += some[i];
 #endif
                 }
             }
+#if !VARIANT_BLOCK
+            const float scale = load_global(SA) * load_global(SB);
+#pragma unroll
+            for (int i = 0; i < PARTS * BN / 2; ++i) sums[i / (BN / 2)][i % (BN / 2)] *= scale;
+#endif
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) store_rows<BN / 8>(C, row + part * 64 + warp * 16, col, M, N, sums[part]);
         }
-        if (tile >= stride) finish(PARTS - 1, tile - stride);
     }
     if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // nobody's barriers go while others may still signal them
 }
