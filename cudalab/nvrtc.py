@@ -175,8 +175,8 @@ def _interruptible(function, *arguments):
     """What a function of NVRTC returns; Ctrl-C ends the main thread's wait for it at once, and a pool's soon (see leaving.py).
 
     NVRTC would be deaf to it, or end the process: a process's first compilation puts handlers of its own for SIGINT and SIGTERM in the
-    place of Python's within some milliseconds.  So it works in a thread, and the main thread puts Python's back; until it has, it holds
-    signals off.  Where Ctrl-C comes the thread is left to itself, see `abandoned`.
+    place of Python's within some milliseconds.  So it works in a thread, and the main thread puts Python's back and takes what comes
+    meanwhile by itself.  Where Ctrl-C comes the thread is left to itself, see `abandoned`.
     """
     returned, failed, done = [], [], threading.Event()  # Thread.is_alive is not to be believed after a join that Ctrl-C ended
 
@@ -229,16 +229,38 @@ def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
             if handler is not None:  # None: not set by Python, so not Python's to put back
                 signal.signal(number, handler)
 
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)  # for the thread too
+    go, wanted = threading.Event(), [True]
+
+    def held_off():
+        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+        go.wait()
+        if wanted:
+            work()
+
     try:
-        _start(work)
-        quick = time.monotonic() + 0.5
+        _start(held_off)
+    except BaseException:  # Ctrl-C: it came before NVRTC had anything to do
+        wanted.clear()
+        done.set()
+        go.set()
+        raise
+    # Before it puts its handler there, NVRTC lets SIGINT be ignored for a moment, and what is pending then is lost: so whoever holds it off
+    # waits for it from before NVRTC begins, and does not raise what came again, which could meet the handler of NVRTC.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    try:
+        go.set()
+        early = time.monotonic() + 0.5
         while not done.is_set():
+            if caught := signal.sigtimedwait(heeded, 0.0005 if time.monotonic() < early else 0):
+                put_back()
+                if callable(handler := handlers[caught.si_signo]):
+                    handler(caught.si_signo, None)
+                else:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                    signal.raise_signal(caught.si_signo)
             put_back()
-            if signal.sigpending() & heeded:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # Python's handler runs here
-                signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
-            done.wait(0.0005 if time.monotonic() < quick else 0.1)
+            if time.monotonic() >= early:
+                done.wait(0.1)
     finally:
         put_back()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
