@@ -82,6 +82,16 @@ def test_measured_roofs_take_the_place_of_the_architectures(tmp_path):
     assert name == "dram" and least == pytest.approx(2 * 4 * 4096 / 4.5e12 + 4 * 4096**2 / 4.0e12), "reads and writes by their own roofs"
 
 
+def test_rows_of_one_table_are_held_against_the_same_roofs():
+    of_then = dict(op="sgemm", step="01_naive", shape=dict(M=4096, N=4096, K=4096), dtype="f32", variant=None, device=H200.name,
+                   protocol="steady", time_s=4e-3, roof="fp32", roof_share=0.5, roof_measured=False)
+    gone = of_then | dict(op="of_another_day"), of_then | dict(device="of another house"), of_then | dict(shape=dict(M=0, N=1, K=1))
+    results.append(results.study_file(roofs.STUDY, H200.name), [row(rate=50e12), *DRAM])
+    now, *others = roofs.by_present_roofs([of_then, *gone])
+    assert now == of_then | dict(roof_share=pytest.approx(2 * 4096**3 / 50e12 / 4e-3), roof_measured=True)
+    assert others == list(gone)
+
+
 def test_an_op_is_under_the_roof_of_its_own_units():
     known = roofs.architecture(H200)
     tensor, read = registry.ops()["roof_tensor"], registry.ops()["roof_read"]

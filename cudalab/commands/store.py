@@ -29,9 +29,10 @@ def results(ctx, wanted, device, readme, plot, as_json):
     from cudalab import registry, report
     from cudalab import results as store
     from cudalab.readme import write_readme
+    from cudalab.roofline import roofs
     from cudalab.spec import KERNELS, Op
     store.require_root()
-    everything, of_studies = store.rows(), store.study_rows()
+    everything, of_studies = roofs.by_present_roofs(store.rows()), store.study_rows()
     devices = dict.fromkeys([row["device"] for row in everything] + [on for _, on in of_studies])
     if device is not None and devices and not any(device.lower() in name.lower() for name in devices):
         raise UnknownName(f"no device with rows has '{device}' in its name; there are: {', '.join(devices)}")

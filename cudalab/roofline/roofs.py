@@ -5,11 +5,12 @@ lanes or tensor cores times clock, memory clock times bus width.  A measured roo
 same protocol and at the clock that it had there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudalab import results
-from cudalab.devices import L2_PER_CYCLE, Device, per_cycle
+from cudalab.devices import L2_PER_CYCLE, NAMED, Device, per_cycle
+from cudalab.errors import LabError
 from cudalab.problem import Problem
 from cudalab.spec import Op
 
@@ -88,7 +89,10 @@ def dram_time(read: float, written: float, known: Mapping[str, Roof]) -> float:
 
 def floor(op: Op, problem: Problem, device: Device, protocol: str = "steady") -> tuple[str, float]:
     """Which roof bounds the op at this size, and the time in seconds below which the device cannot go."""
-    known = roofs(device, protocol)
+    return _floor(op, problem, roofs(device, protocol))
+
+
+def _floor(op: Op, problem: Problem, known: Mapping[str, Roof]) -> tuple[str, float]:
     compute = compute_roof(problem, known)
     times = {compute: op.flops(problem) / known[compute].value, "dram": dram_time(*traffic(op, problem), known)}
     name = max(times, key=times.get)
@@ -97,8 +101,31 @@ def floor(op: Op, problem: Problem, device: Device, protocol: str = "steady") ->
 
 def share(op: Op, problem: Problem, device: Device, time_s: float, protocol: str = "steady") -> tuple[str, float, bool]:
     """Which roof bounds the op, what share of it a time of `time_s` seconds reaches (1 is the roof), and whether it was measured."""
-    name, least = floor(op, problem, device, protocol)
-    return name, least / time_s, roofs(device, protocol)["dram_read" if name == "dram" else name].measured
+    return _share(op, problem, roofs(device, protocol), time_s)
+
+
+def _share(op: Op, problem: Problem, known: Mapping[str, Roof], time_s: float) -> tuple[str, float, bool]:
+    name, least = _floor(op, problem, known)
+    return name, least / time_s, known["dram_read" if name == "dram" else name].measured
+
+
+def by_present_roofs(rows: Iterable[Mapping]) -> list[Mapping]:
+    """Rows of results with their share of the roofs that are known now, which may be of a later day than they: so that shares of one table
+    can be compared.  As they are where the lab no longer has the op or the size, or does not know the device."""
+    from cudalab import registry  # the parts import this module
+    kept, found = {}, []
+    for row in rows:
+        op, device, key = registry.ops().get(row["op"]), NAMED.get(row["device"]), (row["device"], row["protocol"])
+        if op and device:
+            if key not in kept:
+                kept[key] = roofs(device, row["protocol"])
+            try:
+                name, share, measured = _share(op, op.problem(row["shape"], row["dtype"], row["variant"]), kept[key], row["time_s"])
+                row = {**row, "roof": name, "roof_share": share, "roof_measured": measured}
+            except LabError:
+                pass
+        found.append(row)
+    return found
 
 
 @dataclass(frozen=True)
