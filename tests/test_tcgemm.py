@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from cudalab import counted, products, registry
+from cudalab.build import build, verify
 from cudalab.check import check_step, draw, generator
 from cudalab.emulator import Emulator, KernelFault
 from cudalab.emulator.sanitizer import MissingProxyFence, Race
-from cudalab.errors import BadShape, LabError, UnknownName
+from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 from cudalab.parts.p06_tcgemm import tcgemm
 from cudalab.spec import KERNELS
 
@@ -114,6 +115,15 @@ def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
     plan = step.plan(problem, step.config(problem, config(overrides.get(name, "STAGES=2"))))
     with pytest.raises(fault, match=says):
         Emulator(sanitize=True).run(plan, draw(step.op, problem, "normal", generator(0)))
+
+
+@pytest.mark.parametrize("name", [*(f"tcgemm/{n}" for n in range(6, 14)), *(f"fp8gemm/{n}" for n in (1, 2, 3))])
+def test_a_single_stage_is_refused(name):
+    """Its consumers would wait for a slice that has nowhere to land, on a device for ever."""
+    step = registry.resolve_step(name)
+    problem = step.op.problem(dict(M=64, N=64, K=400), *step.kinds()[0])
+    with pytest.raises(BadConfig, match="STAGES.*at least 2"):
+        verify(build(plan := step.plan(problem, step.config(problem, dict(STAGES=1))), "sm_90a"), plan)
 
 
 @pytest.mark.parametrize("sizes, kind, says", [(dict(M=8, N=8, K=12), ("bf16", "nt"), "K=12: .*pad K to a multiple of 8"),

@@ -1,6 +1,6 @@
 """Part 6: tensor cores, from one instruction to past cuBLAS in BF16 and FP8; what low precision costs."""
 
-from cudalab.errors import BadShape
+from cudalab.errors import BadConfig, BadShape
 from cudalab.expressions import cdiv
 from cudalab.parts.p05_sgemm import DIMS, norms_product
 from cudalab.spec import Launch, Op, TensorMap, shapes
@@ -166,6 +166,9 @@ def columns(most):
 
 # From here on: BM rows in CONSUMERS warpgroups, BN columns, STAGES slices of LINE bytes of K
 def stages(c):
+    """Bytes of the stages.  Raises BadConfig for a single one: a slice is given back while the next is multiplied, so that two must fit."""
+    if c.STAGES < 2:
+        raise BadConfig(f"STAGES={c.STAGES}: at least 2, one to read and one to fill")
     return c.STAGES * (c.BM + c.BN) * LINE
 
 
