@@ -189,11 +189,11 @@ def _interruptible(function, *arguments):
             done.set()
 
     leaving.check()
-    _working.append(done)
     try:
         if threading.current_thread() is threading.main_thread():
             _heeding_signals(work, done)
         else:
+            _working.append(done)
             _start(work)
             while not done.wait(0.1):
                 leaving.check()
@@ -201,7 +201,7 @@ def _interruptible(function, *arguments):
         done.set()  # nobody works
         raise
     finally:
-        if done.is_set():
+        if done.is_set() and done in _working:
             _working.remove(done)
     if failed:
         raise failed[0]
@@ -237,19 +237,16 @@ def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
         if wanted:
             work()
 
-    try:
-        _start(held_off)
-    except BaseException:  # Ctrl-C: it came before NVRTC had anything to do
-        wanted.clear()
-        done.set()
-        go.set()
-        raise
     # Before it puts its handler there, NVRTC lets SIGINT be ignored for a moment, and what is pending then is lost: so whoever holds it off
     # waits for it from before NVRTC begins, and does not raise what came again, which could meet the handler of NVRTC.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    early = 0.0 if _loaded else 0.5  # seconds in which a process's first compilation may do so
     try:
+        _start(held_off)
+        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+        _working.append(done)
         go.set()
-        early = time.monotonic() + 0.5
+        early += time.monotonic()
         while not done.is_set():
             if caught := signal.sigtimedwait(heeded, 0.0005 if time.monotonic() < early else 0):
                 put_back()
@@ -262,6 +259,10 @@ def _heeding_signals(work: Callable[[], None], done: threading.Event) -> None:
             if time.monotonic() >= early:
                 done.wait(0.1)
     finally:
+        if not go.is_set():  # Ctrl-C came before NVRTC had anything to do
+            wanted.clear()
+            done.set()
+            go.set()
         put_back()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

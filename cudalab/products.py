@@ -34,8 +34,8 @@ def matmul(a, b, out=None, *, dtype: str | None = None, scales=None, accumulate:
     result = device_dtype(RESULTS[dtype])
     if out is None:
         out = cupy.empty((M, N), f"u{result.itemsize}").view(result)
-    elif out.shape != (M, N) or out.dtype != result or not out.flags.c_contiguous:
-        raise LabError(f"out is {out.dtype} of {out.shape}: it must be {result} of {(M, N)}, and contiguous")
+    elif out.shape != (M, N) or out.dtype != result or not out.flags.c_contiguous or out.data.ptr % 16:
+        raise LabError(f"out is {out.dtype} of {out.shape}: it must be {result} of {(M, N)}, contiguous, from a multiple of 16 bytes on")
     name, variant = kind(dtype, b, scales, accumulate, (M, N, K))
     arrays = dict(A=_packed(a), B=_packed(b if variant in (None, "nn") else b.T), C=out)
     if scales is not None:
@@ -56,6 +56,8 @@ def kind(dtype: str, b, scales, accumulate: str, sizes: tuple[int, int, int]) ->
         return "tcgemm", "nt" if lies_turned or itemsize(dtype) != 2 else "nn"
     if scales is None:
         raise LabError("fp8 needs scales=(SA, SB): one element each, or one for each block; ones where there is nothing to scale")
+    if not isinstance(scales, (tuple, list)) or len(scales) != 2 or not all(hasattr(s, "shape") and hasattr(s, "dtype") for s in scales):
+        raise LabError("scales is a pair of arrays, (SA, SB)")
     shapes = tuple(tuple(s.shape) for s in scales)
     if all(s.dtype == "float32" for s in scales):
         if shapes == ((cdiv(K, BLOCK), M), (cdiv(N, BLOCK), cdiv(K, BLOCK))):

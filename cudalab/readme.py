@@ -1,5 +1,6 @@
 """The results as Markdown, between two markers of the README: a line a part, then its ladders and studies, each above its command."""
 
+import contextlib
 import os
 import re
 import types
@@ -261,6 +262,9 @@ def write_readme(path: Path, rows: Sequence[Mapping], studies: Mapping[tuple[str
         temporary.replace(path)
     except OSError as error:
         raise BadResults(f"cannot write {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadResults(f"{path} is not UTF-8") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return path

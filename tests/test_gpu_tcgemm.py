@@ -87,6 +87,15 @@ def test_matmul_of_fp8(gpu, accumulate):
         cudalab.matmul(on_device("fp8_e4m3", a), on_device("fp8_e4m3", b).T)
 
 
+def test_matmul_refuses_an_output_that_is_not_aligned(gpu):
+    import cupy
+
+    import cudalab
+    x = cupy.ones((64, 64), "f4")
+    with pytest.raises(LabError, match="multiple of 16 bytes on"):
+        cudalab.matmul(x, x, cupy.empty(1 + 64 * 64, "f4")[1:].reshape(64, 64))
+
+
 @pytest.mark.parametrize("what", ["m16n8k16", "m16n8k8", "m16n8k32", "m64n24k16", "ldmatrix", "ldmatrix.trans", "swizzle128", "swizzle64",
                                   "swizzle32"])
 def test_the_emulator_has_the_fragments_of_the_device(gpu, what):

@@ -47,6 +47,30 @@ def test_while_nvrtc_compiles(tmp_path, later):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("call", [1, 2])
+def test_before_nvrtc_has_anything_to_do(call):
+    """Ctrl-C in the main thread's calls that hold signals off: nobody waits for ever, and signals are let through again."""
+    code = f"""
+import signal
+from cudalab import nvrtc
+hold, calls = signal.pthread_sigmask, []
+def interrupted(how, what):
+    import threading
+    if threading.current_thread() is threading.main_thread():
+        calls.append(how)
+        if len(calls) == {call}:
+            raise KeyboardInterrupt
+    return hold(how, what)
+signal.pthread_sigmask = interrupted
+try:
+    nvrtc._interruptible(lambda: None)
+except KeyboardInterrupt:
+    print("left", nvrtc.abandoned(), signal.SIGINT in hold(signal.SIG_BLOCK, []))
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=KERNELS.parent, text=True, capture_output=True, timeout=60)
+    assert (run.returncode, run.stdout) == (0, "left False False\n"), run.stderr
+
+
 def test_while_a_pool_disassembles(tmp_path):
     """With a disassembler that does not end, so that whoever waits for it, or for a pool that does, does not either."""
     slow = tmp_path / "nvidia" / "cu99" / "bin" / "nvdisasm"

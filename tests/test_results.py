@@ -251,6 +251,13 @@ def test_a_readme_without_its_markers_is_left_alone(tmp_path, row, text):
     assert file.read_text() == text and list(tmp_path.glob(".*")) == []
 
 
+@pytest.mark.parametrize("name, says", [("file/README.md", "cannot write"), ("file", "not UTF-8")])
+def test_a_readme_that_cannot_be_is_a_line(tmp_path, name, says):
+    (tmp_path / "file").write_bytes(b"\xff")
+    with pytest.raises(BadResults, match=says):
+        readme.write_readme(tmp_path / name, [row()])
+
+
 def test_other_protocols_shapes_and_unknown_steps_stay_out_of_the_tables(row):
     rows = [row(protocol="sustained"), row(step="99_gone"), row(shape=dict(M=3, N=3, K=3)), row(op="gone")]
     assert readme.tables(rows) == ""

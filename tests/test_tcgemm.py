@@ -175,6 +175,13 @@ def test_matmul_reads_the_kind_from_its_arrays(dtype, turned, scales, accumulate
     assert products.kind(dtype, b, scales, accumulate, SIZES) == found
 
 
+@pytest.mark.parametrize("scales", [(), (np.ones(1, "f4"),), (np.ones(1, "f4"),) * 3, np.ones(1, "f4"), (np.ones(1, "f4"), 1.0), 2.0],
+                         ids=str)
+def test_matmul_refuses_scales_that_are_no_pair(scales):
+    with pytest.raises(LabError, match="a pair of arrays"):
+        products.kind("fp8_e4m3", np.zeros((16, 16), "u1"), scales, "fast", (16, 16, 16))
+
+
 @pytest.mark.parametrize("dtype, scales, accumulate, says", [
     ("bf16", ((1,), (1,)), "promoted", "scales are for fp8"), ("fp8_e4m3", None, "promoted", "needs scales"),
     ("fp8_e4m3", ((2, 200), (2, 3)), "promoted", re.escape("(3, 200) and (2, 3)")),

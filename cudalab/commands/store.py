@@ -11,7 +11,8 @@ from cudalab.errors import LabError, UnknownName
 @click.group(invoke_without_command=True)
 @click.option("--step", "wanted", metavar="STEP|OP", help="Only rows of this step or op.")
 @click.option("--device", metavar="TEXT", help="Only rows of devices whose name holds this.")
-@click.option("--readme", is_flag=False, flag_value="", metavar="[FILE]", help="Write the tables between the markers of README.md.")
+@click.option("--readme", is_flag=False, flag_value="", metavar="[FILE]",
+              help="Write the tables, of the rows asked for, between the markers of README.md.")
 @click.option("--plot", is_flag=False, flag_value="", metavar="[FOLDER]",
               help="Draw each ladder against its peers, and each study, as SVG, into docs/.")
 @opt.as_json

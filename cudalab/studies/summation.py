@@ -36,13 +36,13 @@ def cancelling(rng, shape):
 INPUTS = dict(positive=positive, mixed_signs=mixed_signs, mixed_magnitudes=mixed_magnitudes, cancelling=cancelling)
 
 
-def errors(sums, x, exact) -> dict:
-    """Of sums of the columns of x: error over the sum of magnitudes, which rounding can be held against; and over the sum itself, which is
-    what a person sees of it."""
+def errors(sums, exact, magnitudes) -> dict:
+    """Of sums of columns: error over the sum of magnitudes, which rounding can be held against; and over the sum itself, which is what a
+    person sees of it."""
     import numpy as np
     error = np.abs(sums.astype(np.float64) - exact)
-    return dict(error_rms_units=float(np.sqrt(np.mean((error / np.abs(x).sum(0)) ** 2)) / UNIT),
-                error_max_units=float((error / np.abs(x).sum(0)).max() / UNIT),
+    return dict(error_rms_units=float(np.sqrt(np.mean((error / magnitudes) ** 2)) / UNIT),
+                error_max_units=float((error / magnitudes).max() / UNIT),
                 relative_error=float(np.median(error / np.maximum(np.abs(exact), 1e-300))))
 
 
@@ -57,7 +57,7 @@ def measure(place, progress):
         progress(number, len(work), "reduce/error")
         columns = FEW_SUMS if emulated else max(FEW_SUMS, min(SUMS, TERMS // count))
         x = INPUTS[kind](np.random.default_rng(count), (count, columns)).astype(np.float32)
-        exact = np.array([math.fsum(column) for column in x.T.tolist()])
+        exact, magnitudes = np.array([math.fsum(column) for column in x.T.tolist()]), np.abs(x).sum(0, dtype=np.float64)
         for step in steps:
             if step.op.name == "order":
                 problem = step.op.problem(dict(M=x.shape[1], N=count))
@@ -66,7 +66,7 @@ def measure(place, progress):
                 of = x[:, :8]
                 plan = step.plan(step.op.problem(dict(N=count)))
                 sums = np.concatenate([place.run(plan, dict(x=np.ascontiguousarray(column)))["total"] for column in of.T])
-            yield dict(order=step.name, numbers=kind, terms=count, sums=of.shape[1], **errors(sums, of, exact[:of.shape[1]]))
+            yield dict(order=step.name, numbers=kind, terms=count, sums=of.shape[1], **errors(sums, exact[:len(sums)], magnitudes[:len(sums)]))
 
 
 def draw(axes, rows):
