@@ -252,7 +252,7 @@ def test_a_readme_without_its_markers_is_left_alone(tmp_path, row, text):
 
 
 @pytest.mark.parametrize("name, says", [("file/README.md", "cannot write"), ("file", "not UTF-8")])
-def test_a_readme_that_cannot_be_is_a_line(tmp_path, name, says):
+def test_a_readme_that_cannot_be_is_a_line(tmp_path, row, name, says):
     (tmp_path / "file").write_bytes(b"\xff")
     with pytest.raises(BadResults, match=says):
         readme.write_readme(tmp_path / name, [row()])
