@@ -12,7 +12,7 @@ from cudalab.errors import BadResults
 from cudalab.peers import PEERS
 from cudalab.problem import kind_words
 from cudalab.results import slug
-from cudalab.spec import KERNELS, Op
+from cudalab.spec import Op
 from cudalab.study import Study
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -193,14 +193,9 @@ def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind: Kind
     head = f"`{op.name}` on {device}{_said(kind)}, the fastest step at each shape ({'×'.join(op.dims)}):"
     table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *peer, *(f"× {peer}" for peer in peers)), text=2)
     said = "".join(f"\n\n{sentence}{_begun_early(op, rows, peer)}" for peer in peers if (sentence := _standing(best, peer)))
-    beside = "".join(f" --peer {_given(peer)}" for peer in peers) if set(peers) - set(op.peers) else ""
+    beside = "".join(f" --peer {peer}" for peer in peers) if set(peers) - set(op.peers) else ""
     command = f"python cli.py bench {op.name} --all-shapes{_options(op, kind)}{beside} --save rows.jsonl"
     return f"{head}\n\n{table}{said}\n\n`{command} && {_AFTER}`"
-
-
-def _given(peer: str) -> str:
-    """A row's peer as the command takes it: of a user's file rows know the name alone, and those of ours lie in docs/."""
-    return f"docs/{peer}" if ":" in peer and (KERNELS.parent / "docs" / peer.rpartition(":")[0]).is_file() else peer
 
 
 _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"

@@ -1,4 +1,4 @@
-"""The example of a user's file of peers, docs/torch_peers.py, with PyTorch and CuPy played: neither need be here."""
+"""The file of peers that docs/torch_peers.md shows, saved as it says, with PyTorch and CuPy played: neither need be here."""
 
 import re
 import sys
@@ -12,14 +12,19 @@ from cudalab.problem import Problem
 from cudalab.spec import KERNELS
 
 ROOT = KERNELS.parent
-FILE = ROOT / "docs" / "torch_peers.py"
+PAGE = ROOT / "docs" / "torch_peers.md"
+NAME = "torch_peers.py"
 OPS = dict(add="vecadd", sgemm="sgemm", matmul_nt="tcgemm", fp8_per_tensor="fp8gemm", fp8_row_wise="fp8gemm", softmax="softmax",
            rmsnorm="rmsnorm", layernorm="layernorm", total="reduce", argmax="argmax")  # function -> whose problems it takes
 IN_PLACE = "add", "sgemm", "matmul_nt"
 
 
 @pytest.fixture
-def torch(monkeypatch):
+def torch(monkeypatch, tmp_path):
+    """PyTorch played, in a folder that has the file."""
+    code, = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / NAME).write_text(code)
+    monkeypatch.chdir(tmp_path)
     played = MagicMock(name="torch")
     monkeypatch.setitem(sys.modules, "torch", played)
     monkeypatch.setitem(sys.modules, "cupy", MagicMock(name="cupy"))
@@ -31,7 +36,7 @@ def prepared(name: str, problem: Problem | None = None):
     op = registry.ops()[OPS[name]]
     problem = problem or op.problem(op.shapes["bench"][0])
     buffers = {tensor: MagicMock(name=tensor, dtype="float32") for tensor in op.tensors(problem)}
-    return peers.find_peer(f"{FILE}:{name}").prepare(problem, buffers, None), buffers
+    return peers.find_peer(f"{NAME}:{name}").prepare(problem, buffers, None), buffers
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -46,7 +51,7 @@ def test_a_function_takes_the_names_of_its_op_and_fills_the_output_once(torch, n
 
 
 def test_a_shape_is_compiled_once_for_all_its_sets_and_apart_from_other_shapes(torch):
-    peer = peers.find_peer(f"{FILE}:softmax")
+    peer = peers.find_peer(f"{NAME}:softmax")
     for compiled, rows in ((1, 4), (1, 4), (2, 5), (2, 5)):
         torch.as_tensor.return_value = MagicMock(shape=(rows, 8), dtype="float32")
         peer.prepare(None, dict(x=MagicMock(), y=MagicMock()), None)
@@ -70,7 +75,7 @@ def test_every_peer_of_a_row_and_of_a_command_of_the_readme_is_there(torch, monk
     text = (ROOT / "README.md").read_text()
     named = set(re.findall(r"--peer (\S+:\w+)", text))
     given = {peer for peer in named if not peer.startswith("mine.py:")}  # the one that the text shows itself
-    assert len(given) > 5 and all(callable(peers.find_peer(str(ROOT / peer)).prepare) for peer in given)
+    assert len(given) > 5 and all(callable(peers.find_peer(peer).prepare) for peer in given)
     monkeypatch.delenv("CUDALAB_RESULTS")
     of_rows = {row["peer"] for row in results.rows() if row["peer"] and ":" in row["peer"]}
-    assert of_rows and all(peers.find_peer(str(FILE.parent / peer)).name == peer for peer in of_rows)
+    assert of_rows and all(peers.find_peer(peer).name == peer for peer in of_rows)
