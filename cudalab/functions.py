@@ -173,7 +173,7 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
     if sm >= 90 and rows.packs(problem, vec) > BULK_ROW[name] and rows.fits_bulk(problem, vec):
-        kept = name == "layernorm" and problem.M >= MANY_ROWS and math.ceil(rows.packs(problem, vec) / 16) in KEPT_SHARE
+        kept = name == "layernorm" and problem.M * rows.packs(problem, vec) >= MANY_PACKS and rows.packs(problem, vec) <= 16 * rows.KEPT
         idea = "kept" if kept else "bulk"
     elif rows.packs(problem, vec) <= LONG_ROW[name]:
         idea = "registers"
@@ -192,9 +192,8 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 MANY_ROWS = 1024  # from here on a block a row fills a device
 # Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes.
 BULK_ROW = dict(softmax=1024, layernorm=2048, rmsnorm=2048)
-# Loads of one of 16 blocks: four such shares of rows, and two of weights and biases, fill its shared memory.  With others, or fewer blocks,
-# LayerNorm's clusters that stay are slower than those that come and go (docs/notes/reductions.md).
-KEPT_SHARE = range(1900, 2315)
+# Loads: from here on (64 MiB) LayerNorm's clusters that stay are faster than those that come and go (docs/notes/reductions.md).
+MANY_PACKS = 2**22
 # Loads: up to here another row is held by the registers of one block.  One of 4096 takes 1024 threads (in LayerNorm 768), whose registers
 # leave a multiprocessor no second block; only RMSNorm's still go there.
 LONG_ROW = dict(softmax=2048, layernorm=2048, rmsnorm=4096)

@@ -120,9 +120,9 @@ CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm
             ("layernorm/pipelined", 5, 520, dict(CLUSTER=4, LANES=32, GRID=4, STAGES=3)),
             ("softmax/bulk", 5, 1104, dict(CLUSTER=2, LANES=32, ROWS=2)), ("rmsnorm/bulk", 2, 16, dict(CLUSTER=4, LANES=32, ROWS=1)),
             ("layernorm/bulk", 5, 1104, dict(CLUSTER=4, LANES=32, ROWS=3)),
-            ("layernorm/kept", 23, 520, dict(CLUSTER=4, LANES=32, GROUPS=2, GRID=4)),
-            ("layernorm/kept", 9, 1104, dict(CLUSTER=1, LANES=96, GROUPS=3, GRID=1)),
-            ("layernorm/kept", 5, 16, dict(CLUSTER=4, LANES=32, GROUPS=1, GRID=4))]
+            ("layernorm/kept", 23, 520, dict(CLUSTER=4, LANES=32, STAGES=3, GRID=8)),  # two clusters claim rows from each other
+            ("layernorm/kept", 9, 1104, dict(CLUSTER=1, LANES=96, STAGES=4, GRID=3)),
+            ("layernorm/kept", 5, 16, dict(CLUSTER=4, LANES=32, STAGES=2, GRID=4))]
 
 
 @pytest.mark.parametrize("name, M, N, tunables, delivery", [

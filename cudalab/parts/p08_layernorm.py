@@ -4,7 +4,7 @@ from cudalab.dtypes import itemsize
 from cudalab.errors import BadConfig, BadShape
 from cudalab.expressions import cdiv
 from cudalab.parts import rows
-from cudalab.spec import Launch, Op, f32
+from cudalab.spec import Launch, Op, f32, state
 
 TITLE = "summing across threads: LayerNorm"
 EPS = 1e-5  # as PyTorch's users take it
@@ -48,8 +48,9 @@ layernorm = Op(
 ops = (layernorm,)
 
 
-def arguments(p):
-    return "x", "w", "b", "y", "M", "N", *rows.packed(p), f32(EPS)
+def arguments(p, *own):
+    """Of a launch; own: tensors of the step itself."""
+    return "x", "w", "b", "y", *own, "M", "N", *rows.packed(p), f32(EPS)
 
 
 @layernorm.step(1, THREADS=256)
@@ -111,11 +112,6 @@ def few_lanes(p, c):
     return min(256, rows.lanes_of_bulk(p, c))
 
 
-def lanes_of_kept(p, c):
-    """Threads of a row in one block: at most 192, for a block has several rows under way and 1024 threads for all of them."""
-    return min(192, rows.lanes_of_bulk(p, c))
-
-
 def blocks(p, c):
     """Blocks that shared memory has room for, as far as threads have 48 registers then."""
     return min(rows.blocks_by_room(p, c), max(1, 65536 // (48 * c.LANES)))
@@ -127,23 +123,31 @@ def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
 
 
-EXCHANGED = 10 * 1024  # bytes of shared memory at most for what the groups of a block exchange
+def lanes_of_kept(p, c):
+    """Threads that keep a share of weights and biases: as few as have four packs of each, in whole warps."""
+    return min(992, 32 * cdiv(rows.share(p, c), 128))
 
 
-def groups(p, c):
-    """Groups of a block: what shared memory has room for beside weights and biases, as far as there are threads for them."""
-    return max(1, min((rows.SHARED_OF_ALL - EXCHANGED) // (16 * rows.share(p, c)) - 2, 1024 // c.LANES, 8))
+def bytes_of_stage(p, c):
+    """Shared memory of a row under way: its share, the moments of all warps of the cluster, its number and five barriers."""
+    return 16 * rows.share(p, c) + 8 * c.CLUSTER * c.LANES // 32 + 48
 
 
-# GROUPS: rows of a block that are under way, each with its threads.
-@layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=lanes_of_kept, GROUPS=groups, GRID=rows.places,
-                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 192, 256), GROUPS=(1, 2, 3, 4, 6, 8), GRID=(112, 120, 132)))
+def stages_of_kept(p, c):
+    """Rows under way to a block or in it: of a cluster of 16 six, for its exchange takes longest, of others four; or what there is room for."""
+    return max(2, min(6 if c.CLUSTER == 16 else 4, rows.SHARED_OF_ALL // bytes_of_stage(p, c)))
+
+
+# GRID: blocks, or as many clusters as that makes; those that find no place come when others have ended, and no row is left.
+@layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=lanes_of_kept, VECS=rows.held_of_share,
+                STAGES=stages_of_kept, GRID=132,
+                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(256, 352, 416, 480, 512, 608, 704, 800), STAGES=(2, 3, 4, 5, 6), GRID=(112, 120, 132)))
 def kept(p, c):
-    rows.whole_packs(p, c)
-    if c.GROUPS * c.LANES > 1024:
-        raise BadConfig(f"GROUPS={c.GROUPS} of LANES={c.LANES}: a block has 1024 threads at most")
-    room = (2 + c.GROUPS) * 16 * rows.share(p, c)
-    if room + EXCHANGED > rows.SHARED_OF_ALL:
-        raise BadShape(f"{2 + c.GROUPS} rows of {p.N} elements of {p.dtype} do not fit the shared memory of {c.CLUSTER} blocks")
-    yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.GROUPS * c.LANES, smem=room,
-                 cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=arguments(p))
+    rows.check_pipelined(p, c)
+    if rows.share(p, c) > rows.KEPT:
+        raise BadShape(f"weights and biases of {p.N} elements of {p.dtype} do not fit the registers of {c.CLUSTER} blocks: take the step before")
+    if c.STAGES * bytes_of_stage(p, c) > rows.SHARED_OF_ALL:
+        raise BadConfig(f"STAGES={c.STAGES}: {rows.SHARED_OF_ALL // bytes_of_stage(p, c)} rows fit the shared memory of {c.CLUSTER} blocks")
+    yield state("claimed", (1,), "u32")
+    yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES + 32, smem=rows.room(p, c),
+                 cluster=(c.CLUSTER, 1, 1), args=arguments(p, "claimed"))  # of one block too: else the device has no st.async

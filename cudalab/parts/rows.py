@@ -212,6 +212,9 @@ def fits_bulk(p, vec):
     return vec * itemsize(p.dtype) == 16 and 16 * cdiv(packs(p, vec), 16) + 4096 <= SHARED_OF_ALL
 
 
+KEPT = 2560  # packs of a share whose weights and biases the registers of a block hold, five of each a thread
+
+
 def bulk_launch(p, c, entry, args):
     """The launch of a bulk step.  Raises BadShape for rows that are not whole packs of 16 bytes or do not fit."""
     whole_packs(p, c)

@@ -1,13 +1,13 @@
-// Kept: clusters stay, and weights and biases with them in shared memory.
+// Kept: clusters stay, and weights and biases with them in registers.
 //
 // Before: every row brought its weights and biases from L2 again, three reads there for one of memory: all that L2 gives.
-// Now: a cluster takes row after row, always the same columns of each; their weights and biases are copied to shared memory once.  So that
-// loads, sums, exchanges and writes still overlap, the threads of a block are GROUPS groups that share nothing but the weights: each waits
-// for its own rows, exchanges its own moments and asks for its next row as soon as it has read the last.
-// A cluster of CLUSTER blocks owns rows cluster, cluster + clusters, …, its groups take turns; block `rank` has an equal share of a row's
-// packs, LANES threads to a share.  Shared memory holds the weights, the biases and a share a group.
-// Moments go to every block of the cluster and into one of two halves by turns; a group sends into a half again when all blocks have said
-// that theirs is read.
+// Now: a cluster takes row after row, always the same columns of each, whose weights and biases its threads keep.  Which row is next its
+// first block asks of a counter that all clusters share, for some get more of the memory than others: of equal shares the last would end
+// late.  A warp of its own brings rows as far ahead as shared memory has room; the others take the moments of a row before they wait for
+// those of the one before, so that nobody waits for the exchange.
+// A cluster of CLUSTER blocks owns the rows that it claims; block `rank` has an equal share of their packs, thread t of it packs t,
+// t + LANES, … of that, VECS of them.  A row has a stage in every block: its number, the packs, and the moments of all the cluster's warps.
+// A stage is claimed for another row when all blocks have told each other that theirs is read.
 // Limited now by: memory, one read and one write.
 
 #include "bulk.cuh"
@@ -18,8 +18,8 @@
 
 constexpr int WARPS = LANES / 32, SLOTS = WARPS * CLUSTER, ROUNDS = (SLOTS + 31) / 32;
 
-static_assert(LANES % 32 == 0 && GROUPS * LANES <= 1024, "LANES is a number of whole warps; the groups have at most 1024 threads");
-static_assert(CLUSTER <= 16 && GROUPS <= 15, "CLUSTER at most 16, GROUPS at most 15: each has a named barrier");
+static_assert(LANES % 32 == 0 && LANES <= 992 && CLUSTER <= 16, "LANES is a number of whole warps, at most 992; CLUSTER at most 16");
+static_assert(STAGES >= 2, "STAGES: the row that is written and the next, at least");
 
 // How many columns a warp of the cluster has: of each round of LANES packs 32, and what the last round leaves it.
 __device__ __forceinline__ int columns_of(int slot, int packs, int share) {
@@ -27,116 +27,152 @@ __device__ __forceinline__ int columns_of(int slot, int packs, int share) {
     return (theirs / LANES * 32 + min(max(theirs % LANES - warp * 32, 0), 32)) * VEC;
 }
 
-extern "C" __global__ void __launch_bounds__(GROUPS* LANES, 1)
-    layernorm(const element* x, const element* w, const element* b, element* y, int M, int N, long long stride_x, long long stride_y,
-              float eps) {
-    extern __shared__ __align__(128) unsigned char room[];
-    __shared__ float means[GROUPS][2][SLOTS], squares[GROUPS][2][SLOTS];
-    __shared__ unsigned long long full[GROUPS], arrived[GROUPS][2], read_out[GROUPS][2], kept;
-    const int rank = CLUSTER > 1 ? cluster_rank() : 0, clusters = gridDim.x / CLUSTER;
-    const int group = threadIdx.x / LANES, t = threadIdx.x % LANES, warp = t / 32, lane = t % 32, slot = rank * WARPS + warp;
-    const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
-    const Pack<element, VEC>*weights = reinterpret_cast<const Pack<element, VEC>*>(room), *biases = weights + share;
-    const Pack<element, VEC>* held = weights + (2 + group) * share;
-    x += rank * share * VEC, y += rank * share * VEC;
+struct Moments {
+    float mean, square;  // square: of the distances from the mean, added up
+};
 
-    // The first thread of a group asks for its block's share of a row.
-    const auto ask = [&](int row) {
-        if (row >= M || mine == 0) return;
-        mbarrier_expect(shared_address(full + group), mine * 16);
-        bulk_load(shared_address(held), x + row * stride_x, mine * 16, shared_address(full + group));
-    };
-    int row = blockIdx.x / CLUSTER + group * clusters;
+extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
+    layernorm(const element* x, const element* w, const element* b, element* y, unsigned* claimed, int M, int N, long long stride_x,
+              long long stride_y, float eps) {
+    extern __shared__ __align__(128) unsigned char room[];
+    __shared__ unsigned long long numbers[STAGES], moments[STAGES][SLOTS];
+    __shared__ unsigned long long read_here[STAGES], read_out[STAGES], named[STAGES], full[STAGES], arrived[STAGES];  // barriers
+    const int rank = CLUSTER > 1 ? cluster_rank() : 0, t = threadIdx.x, warp = __shfl_sync(~0u, t / 32, 0), lane = t % 32;
+    const int packs = N / VEC, share = (packs + CLUSTER - 1) / CLUSTER, mine = min(max(packs - rank * share, 0), share);
+    x += rank * share * VEC, y += rank * share * VEC, w += rank * share * VEC, b += rank * share * VEC;
+
     if (t == 0) {
-        mbarrier_init(shared_address(full + group), 1);
-        for (int half = 0; half < 2; ++half) {
-            mbarrier_init(shared_address(&read_out[group][half]), CLUSTER);
-            expect_values(&arrived[group][half], 2 * SLOTS * sizeof(float));
+        for (int stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(shared_address(read_here + stage), WARPS);
+            mbarrier_init(shared_address(read_out + stage), CLUSTER);
+            expect_values(&named[stage], sizeof(numbers[stage]));
+            mbarrier_init(shared_address(full + stage), 1);
+            expect_values(&arrived[stage], sizeof(moments[stage]));
         }
-        ask(row);
-    }
-    if (threadIdx.x == 0) {
-        mbarrier_init(shared_address(&kept), 1);
         fence_mbarrier_init();
-        if (mine > 0) {
-            mbarrier_expect(shared_address(&kept), 2 * mine * 16);
-            bulk_load(shared_address(weights), w + rank * share * VEC, mine * 16, shared_address(&kept));
-            bulk_load(shared_address(biases), b + rank * share * VEC, mine * 16, shared_address(&kept));
-        }
     }
     __syncthreads();  // the barriers are ready
-    if constexpr (CLUSTER > 1) {
-        cluster_arrive();
-        cluster_wait();  // every block of the cluster runs, so that others may write into its shared memory
-    }
-    const float own = max(columns_of(slot, packs, share), 1);
-    const float count = max((mine - t + LANES - 1) / LANES, 0) * VEC, inverse = 1.0f / fmaxf(count, 1.0f);
-    float columns[ROUNDS];
-#pragma unroll
-    for (int r = 0; r < ROUNDS; ++r) columns[r] = 32 * r + lane < SLOTS ? columns_of(32 * r + lane, packs, share) : 0;
-    if (mine > 0) mbarrier_wait(shared_address(&kept), 0);
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // in every block of the cluster
 
-    for (int i = 0; row < M; ++i, row += GROUPS * clusters) {
-        const int half = i % 2;
-        float *const theirs = means[group][half], *const deviations = squares[group][half];
-        if (mine > 0) mbarrier_wait(shared_address(full + group), half);
-        // moments in one pass, from a pivot: see the step before
-        float pivot = 0.0f, sum = 0.0f, square = 0.0f, e[VEC];
-        if (count > 0.0f) unpack(e, held[t]);
-#pragma unroll
-        for (int k = 0; k < VEC; ++k) pivot += count > 0.0f ? e[k] * (1.0f / VEC) : 0.0f;
-#pragma unroll 2
-        for (int place = t; place < mine; place += LANES) {
-            unpack(e, held[place]);
-#pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const float distance = e[k] - pivot;
-                sum += distance, square += distance * distance;
+    int stage = 0, round = 0;  // of the row that comes next, and how often the stage has been used, modulo 2
+    const auto advance = [&] {
+        if (++stage == STAGES) stage = 0, round ^= 1;
+    };
+    if (warp == WARPS) {
+        if (lane == 0) {
+            const unsigned clusters = gridDim.x / CLUSTER;
+            unsigned next = rank == 0 ? atomicAdd(claimed, 1) : 0;  // asked for a row ahead: its way is not added to the stage's
+            bool used = false;  // whether a row had the stage before
+            for (unsigned row = 0; row < M; advance(), used |= stage == 0) {
+                if (used) {
+                    mbarrier_wait(shared_address(read_here + stage), round ^ 1);
+                    for (int block = 0; block < CLUSTER; ++block) mbarrier_arrive_at(shared_address(read_out + stage), block);
+                    mbarrier_wait_cluster(shared_address(read_out + stage), round ^ 1);
+                }
+                if (rank == 0) {
+                    for (int block = 0; block < CLUSTER; ++block) send(&numbers[stage], block, next, &named[stage]);
+                    if (next == M + clusters - 1) atomicExch(claimed, 0);  // nobody claims any more
+                    if (next < M) next = atomicAdd(claimed, 1);
+                }
+                mbarrier_wait_cluster(shared_address(named + stage), round);
+                row = numbers[stage];
+                mbarrier_expect(shared_address(named + stage), sizeof(numbers[stage]));
+                const unsigned bytes = row < M ? mine * 16 : 0;
+                mbarrier_expect(shared_address(full + stage), bytes);
+                if (bytes > 0) bulk_load(shared_address(room) + stage * share * 16, x + row * stride_x, bytes, shared_address(full + stage));
             }
         }
-        const float above = sum * inverse, mean = reduce_lanes<32>(count * (pivot + above), Add{}) / own, from_mean = pivot + above - mean;
-        square = square < -minus_infinity() ? fmaxf(square - above * sum, 0.0f) : square;
-        square = reduce_lanes<32>(square + count * from_mean * from_mean, Add{});
-        if constexpr (CLUSTER > 1) {
-            const unsigned barrier = shared_address(&arrived[group][half]);
-            if (i >= 2) mbarrier_wait_cluster(shared_address(&read_out[group][half]), (i / 2 - 1) % 2);  // what was there has been read
+        __syncwarp();  // the warp goes to the cluster's barrier as one
+    } else {
+        const int slot = rank * WARPS + warp;
+        Pack<element, VEC> weights[VECS], biases[VECS], held[VECS] = {};
+#pragma unroll
+        for (int v = 0; v < VECS; ++v) {
+            const int pack = v * LANES + t;
+            if (pack < mine) weights[v] = read<0, VEC>(w + pack * VEC), biases[v] = read<0, VEC>(b + pack * VEC);
+        }
+        const float of_own = 1.0f / max(columns_of(slot, packs, share), 1), of_row = 1.0f / N;  // reciprocals
+        const float count = max((mine - t + LANES - 1) / LANES, 0) * VEC, inverse = 1.0f / fmaxf(count, 1.0f);
+        float columns[ROUNDS];
+#pragma unroll
+        for (int r = 0; r < ROUNDS; ++r) columns[r] = 32 * r + lane < SLOTS ? columns_of(32 * r + lane, packs, share) : 0;
+        const auto load = [&](int from) {
+            const Pack<element, VEC>* there = reinterpret_cast<const Pack<element, VEC>*>(room) + from * share;
+#pragma unroll
+            for (int v = 0; mine > 0 && v < VECS; ++v) held[v] = there[min(v * LANES + t, mine - 1)];  // of those past the end no use is made
+        };
+
+        // The warp's moments of the next row go to every block.  Returns which row that is, M or more if there is none.
+        const auto tell = [&] {
+            mbarrier_wait(shared_address(full + stage), round);
+            const int row = numbers[stage];
+            if (row >= M) return row;
+            load(stage);
+            // in one pass, from a pivot: see the step before
+            float pivot = 0.0f, sum = 0.0f, square = 0.0f, e[VEC];
+            unpack(e, held[0]);
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) pivot += e[k] * (1.0f / VEC);
+#pragma unroll
+            for (int v = 0; v < VECS; ++v) {
+                if (v * LANES + t < mine) {
+                    unpack(e, held[v]);
+#pragma unroll
+                    for (int k = 0; k < VEC; ++k) {
+                        const float distance = e[k] - pivot;
+                        sum += distance, square += distance * distance;
+                    }
+                }
+            }
+            const float above = sum * inverse, mean = reduce_lanes<32>(count * (pivot + above), Add{}) * of_own, from_mean = pivot + above - mean;
+            square = square < -minus_infinity() ? fmaxf(square - above * sum, 0.0f) : square;
+            square = reduce_lanes<32>(square + count * from_mean * from_mean, Add{});
             if (lane < CLUSTER) {
-                send(theirs + slot, lane, mean, &arrived[group][half]);
-                send(deviations + slot, lane, square, &arrived[group][half]);
+                const unsigned long long both = static_cast<unsigned long long>(__float_as_uint(square)) << 32 | __float_as_uint(mean);
+                send(&moments[stage][slot], lane, both, &arrived[stage]);
             }
-            mbarrier_wait_cluster(barrier, i / 2 % 2);  // every warp's moments of this row are here
-            if (t == 0) mbarrier_expect(barrier, 2 * SLOTS * sizeof(float));
-        } else {
-            if (lane == 0) theirs[warp] = mean, deviations[warp] = square;
-            named_barrier_wait(1 + group, LANES);  // every warp's moments are there before any reads them
-        }
-        sum = square = 0.0f;
+            return row;
+        };
+        for (int row = tell(); row < M;) {
+            const int current = stage, landed = round;
+            advance();
+            const int next = tell();
+            mbarrier_wait_cluster(shared_address(arrived + current), landed);  // every warp's moments of this row are here
+            if (t == 0) mbarrier_expect(shared_address(arrived + current), sizeof(moments[current]));
+            Moments theirs[ROUNDS];
+            float sum = 0.0f, square = 0.0f;
 #pragma unroll
-        for (int r = 0; r < ROUNDS; ++r) {
-            if (32 * r + lane < SLOTS) sum += columns[r] * theirs[32 * r + lane];
-        }
-        const float middle = reduce_lanes<32>(sum, Add{}) / N;
-#pragma unroll
-        for (int r = 0; r < ROUNDS; ++r) {
-            if (32 * r + lane < SLOTS) {
-                const float distance = theirs[32 * r + lane] - middle;
-                square += deviations[32 * r + lane] + columns[r] * distance * distance;
+            for (int r = 0; r < ROUNDS; ++r) {
+                const unsigned long long both = 32 * r + lane < SLOTS ? moments[current][32 * r + lane] : 0;
+                theirs[r] = {__uint_as_float(both), __uint_as_float(both >> 32)};
+                sum += columns[r] * theirs[r].mean;
             }
-        }
-        const float factor = rsqrtf(reduce_lanes<32>(square, Add{}) / N + eps), shift = -middle * factor;
-#pragma unroll 2
-        for (int place = t; place < mine; place += LANES) {
-            float f[VEC], g[VEC];
-            unpack(e, held[place]);
-            unpack(f, weights[place]);
-            unpack(g, biases[place]);
+            const float middle = reduce_lanes<32>(sum, Add{}) * of_row;
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) e[k] = fmaf(fmaf(e[k], factor, shift), f[k], g[k]);
-            write<0>(y + row * stride_y + place * VEC, pack<element, VEC>(e));
+            for (int r = 0; r < ROUNDS; ++r) {
+                const float distance = theirs[r].mean - middle;
+                square += theirs[r].square + columns[r] * distance * distance;
+            }
+            const float factor = rsqrtf(reduce_lanes<32>(square, Add{}) * of_row + eps), shift = -middle * factor;
+            load(current);
+            __syncwarp();  // every lane has read the stage
+            if (lane == 0) mbarrier_arrive(shared_address(read_here + current));
+            element* const to = y + row * stride_y;
+#pragma unroll
+            for (int v = 0; v < VECS; ++v) {
+                if (v * LANES + t < mine) {
+                    float e[VEC], f[VEC], g[VEC];
+                    unpack(e, held[v]);
+                    unpack(f, weights[v]);
+                    unpack(g, biases[v]);
+#pragma unroll
+                    for (int k = 0; k < VEC; ++k) e[k] = fmaf(fmaf(e[k], factor, shift), f[k], g[k]);
+                    write<0>(to + (v * LANES + t) * VEC, pack<element, VEC>(e));
+                }
+            }
+            forget(weights), forget(biases);
+            row = next;
         }
-        named_barrier_wait(1 + group, LANES);  // every thread has read its packs and the moments before their room is filled anew
-        if (CLUSTER > 1 && t < CLUSTER && row + 2 * GROUPS * clusters < M)
-            mbarrier_arrive_at(shared_address(&read_out[group][half]), t);  // who is told runs: it waits for this before its row after next
-        if (t == 0) ask(row + GROUPS * clusters);
     }
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // nobody's shared memory goes while others may still write or arrive there
 }
