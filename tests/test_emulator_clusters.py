@@ -116,6 +116,8 @@ def test_a_copy_to_several_blocks_and_one_between_blocks(delivery):
      "read of 4 bytes at shared address 0 of a block of the cluster that has ended"),
     ("if (rank() == 0) cluster_sync(); else { __shared__ u64 b; init(&b, 1); wait(&b, 0); }", 2,
      "waits for the other threads of the cluster at its barrier"),
+    ('__shared__ u64 b; asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], 1, [%1];"'
+     ' :: "r"(mapa(shared(&x), 0)), "r"(mapa(shared(&b), 0)));', None, "in a launch without clusters, an illegal instruction"),
 ])
 def test_wrong_uses_of_a_cluster(body, cluster, message):
     with pytest.raises(KernelFault, match=message):

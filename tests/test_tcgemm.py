@@ -43,6 +43,13 @@ def test_blocks_that_stay_and_share(step, kind, tunables, delivery):
         assert verdict, verdict.reason
 
 
+def test_scales_past_the_last_row_are_not_read():
+    """The second block of a cluster has no row of its own, and M is no multiple of the four scales that a copy begins at."""
+    step = registry.resolve_step("fp8gemm/3")
+    problem = step.op.problem(dict(M=67, N=8, K=384), "fp8_e4m3", "block")
+    assert all(check_step(step, problem, Emulator(sanitize=True), overrides=dict(CLUSTER_M=2)))
+
+
 @pytest.mark.parametrize("step, kind", [("tcgemm/12", "bf16 nt"), ("fp8gemm/2", "fp8_e4m3 fast")])
 def test_a_piece_of_k_may_be_empty(step, kind):
     """One slice of K, two blocks: one has nothing to multiply, and adds up its columns all the same."""

@@ -78,7 +78,8 @@ def targets(text: str, settings: Mapping[str, int], own: Mapping[str, str | None
 
 
 def is_file(text: str) -> bool:
-    return text.endswith((".cu", ".cuh", ".ptx")) or Path(text).is_file()
+    """Whether this names an own kernel: by its suffix, for a file may have a step's name."""
+    return text.endswith((".cu", ".cuh", ".ptx"))
 
 
 def backend_for(steps, name: str | None) -> str | None:
@@ -128,13 +129,16 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
         sizes = [values for text in texts for values in spec.shapes(text, step.op.dims)]
         if texts and not sizes:
             raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(step.op.dims)} or one number for all")
-        refused = []
+        refused, everywhere = [], [True] * len(sizes)
         for one in kinds:
             problems = [step.op.problem(values, *one) for values in sizes or step.shapes(purpose)]
-            reasons = {problem: "" if texts else step.refuses(problem) for problem in problems}
+            reasons = {problem: "" if texts and len(kinds) == 1 else step.refuses(problem) for problem in problems}
+            everywhere = [before and bool(reasons[problem]) for before, problem in zip(everywhere, problems)]
             taken = [problem for problem in problems if not reasons[problem]]
             refused += [(problem, reason) for problem, reason in reasons.items() if reason]
             found += [(step, problem) for problem in (taken[:1] if first and not texts else taken)]
+        # a shape that a person names and no kind takes is tried all the same: then it fails with the step's own words
+        found += [(step, step.op.problem(values, *kinds[0])) for values, none in zip(sizes, everywhere) if kinds and none]
         if refused:
             refusals.setdefault((len(refused), *refused[0]), []).append(step.path)
         unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"

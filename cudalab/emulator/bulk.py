@@ -294,6 +294,9 @@ def async_store(chunk, lanes, count, mask, site, to, values, barrier, reduction)
     who, positions = participants(chunk, lanes, count, mask)
     if not len(who):
         return
+    if chunk.launch.cluster is None:
+        raise chunk.fault(int(who[0]), site, "st.async or red.async in a launch without clusters, an illegal instruction on a device; "
+                                             "a cluster of one block will do")
     columns = [np.broadcast_to(v, count) if positions is None else np.broadcast_to(v, count)[positions] for v in values]
     rows = np.ascontiguousarray(np.stack(columns, axis=1))
     nbytes = rows.shape[1] * rows.itemsize
