@@ -138,10 +138,16 @@ def stages_of_kept(p, c):
     return max(2, min(6 if c.CLUSTER == 16 else 4, rows.SHARED_OF_ALL // bytes_of_stage(p, c)))
 
 
+def blocks_that_stay(p, c):
+    """Blocks of the launch: what a device of 132 multiprocessors has registers (96 a thread) and shared memory for."""
+    fit = min(65536 // (96 * (c.LANES + 32)), rows.SHARED_OF_ALL // (c.STAGES * bytes_of_stage(p, c) + 1024))
+    return 132 * max(1, fit)
+
+
 # GRID: blocks, or as many clusters as that makes; those that find no place come when others have ended, and no row is left.
 @layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=lanes_of_kept, VECS=rows.held_of_share,
-                STAGES=stages_of_kept, GRID=132,
-                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(256, 352, 416, 480, 512, 608, 704, 800), STAGES=(2, 3, 4, 5, 6), GRID=(112, 120, 132)))
+                STAGES=stages_of_kept, GRID=blocks_that_stay,
+                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 352, 416, 480, 512, 608, 704, 800), STAGES=(2, 3, 4, 5, 6), GRID=(112, 120, 132, 264, 396)))
 def kept(p, c):
     rows.check_pipelined(p, c)
     if rows.share(p, c) > rows.KEPT:
