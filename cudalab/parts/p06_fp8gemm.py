@@ -87,9 +87,25 @@ def fast_split_k(p, c):
     yield with_scales(bf16.split_launch(p, c))
 
 
-@fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=256, BN=lambda p: min(128, bf16.columns(128)(p)), STAGES=4, CONSUMERS=2,
-              CLUSTER_M=1, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
-              tune=dict(BM=(128, 256), BN=(64, 128), STAGES=(3, 4, 5), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
+def rows_of_tile(p):
+    """What a small M needs; else 128 where tiles of 256 x 64 would leave half the multiprocessors without one."""
+    few = cdiv(p.M, 256) * cdiv(p.N, 64) <= MULTIPROCESSORS // 2
+    return 64 if p.M <= 64 else 128 if p.M <= 128 or few else 256
+
+
+def bytes_of_scales(c):
+    """Of a slice: for each row of the tile, behind up to three with which a copy must begin, and that of B."""
+    return 4 * c.BM + 32
+
+
+def stages_that_fit(p, c):
+    """Slices on their way, with their scales and two barriers each: what shared memory has room for, twelve at most."""
+    return min(12, (227 * 1024 - 512) // ((c.BM + c.BN) * bf16.LINE + bytes_of_scales(c) + 16))
+
+
+@fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=rows_of_tile, BN=lambda p: min(128, bf16.columns(128)(p)),
+              CONSUMERS=lambda p, c: min(2, c.BM // 64), STAGES=stages_that_fit, CLUSTER_M=1, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
+              tune=dict(BM=(64, 128, 256), BN=(64, 128), STAGES=(3, 4, 5, 8, 12), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)
-    yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * (4 * c.BM + 32), early=True))
+    yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * bytes_of_scales(c), early=True))

@@ -51,6 +51,11 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         fence_mbarrier_init();
         tma_prefetch_map(A), tma_prefetch_map(B);
     }
+#if VARIANT_BLOCK
+    // Rows past the end get no scales, and their sums go nowhere; yet what they are multiplied by is read
+    for (int i = threadIdx.x; i < STAGES * SCALES / 4; i += THREADS) scales_of(0)[i] = 0.0f;
+    fence_proxy_async();  // copies write there
+#endif
     if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block signals barriers that another has yet to make
     else __syncthreads();                                           // the barriers are made before anyone uses them
     launch_dependents();
@@ -77,13 +82,13 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                 for (int slice = 0; slice < slices; ++slice) {
 #if VARIANT_BLOCK
                     // A tile's scales of A begin at any float, a bulk copy at every fourth; what it cannot copy of the last goes by hand
-                    const unsigned all = slices * M, first = slice * M + min(row, (M - 1) & ~3), from = first & ~3u, shift = first - from;
-                    const unsigned copied = min((first + BM + 3) & ~3u, all & ~3u) - from;
+                    const unsigned all = slices * M, first = slice * M + min(row, (M - 1) & ~3), from = first & ~3u;
+                    const unsigned end = min(first + BM, all), copied = min((end + 3) & ~3u, all & ~3u) - from;
                     const float scale_b = load_global(SB + min(col, N - 1) / 128 * slices + slice);  // comes while the stage is waited for
                     mbarrier_wait(empty(stage), round ^ 1);
 #pragma unroll 1
-                    for (unsigned i = copied; i < BM + shift; ++i) scales_of(stage)[i] = from + i < all ? load_global(SA + from + i) : 0.0f;
-                    if (copied < BM + shift) fence_proxy_async();  // later copies write there
+                    for (unsigned i = copied; from + i < end; ++i) scales_of(stage)[i] = load_global(SA + from + i);
+                    if (from + copied < end) fence_proxy_async();  // later copies write there
                     scales_of(stage)[BM + 4] = scale_b;
                     mbarrier_expect(full(stage), STAGE + 4 * copied);
                     if (copied > 0) bulk_load(shared_address(scales_of(stage)), SA + from, 4 * copied, full(stage));
