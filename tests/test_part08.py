@@ -148,7 +148,7 @@ def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("name, sizes, variant", [
     ("reduce/last_block", dict(N=40000), None), ("reduce/early", dict(N=70000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"),
-    ("axis/split", dict(M=2, N=5000), "sum_last")])
+    ("axis/split", dict(M=2, N=5000), "sum_last"), ("layernorm/kept", dict(M=23, N=520), None)])
 def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
     step = registry.resolve_step(name)
@@ -167,7 +167,7 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
 # -- rows that stand apart
 
 @pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()),
-                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)),
+                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)), ("layernorm/kept", (f32(1e-5),)),
                                         ("argmax/keys", None), ("axis/packs", None)])
 def test_rows_may_stand_apart(name, tail):
     """A view of the left half of a larger array: the kernels take its stride."""
@@ -269,6 +269,19 @@ def test_the_library_agrees_with_numpy(cp, dtype, M, N, wide):
     agrees("axis", OPS["axis"].problem(sizes, dtype, "sum_first"), {"x": host["x"]}, {"y": back(cudalab.sum(x, 0))})
     flat, total = np.ascontiguousarray(host["x"]).reshape(-1), cudalab.sum(x).reshape(1)
     agrees("reduce", OPS["reduce"].problem(dict(N=M * N), dtype), {"x": flat}, {"total": back(total)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M, N", [(4500, 1032), (1500, 16392), (300, 75976)])
+def test_clusters_that_stay_claim_every_row_once(M, N):
+    """More rows than clusters, several times over: twice, for the second launch finds the counter that the first one left."""
+    from cudalab.gpu import Gpu
+    step = registry.resolve_step("layernorm/kept")
+    problem = step.op.problem(dict(M=M, N=N), "bf16")
+    plan = step.plan(problem)
+    inputs = check.draw(step.op, problem, "normal", check.generator(2))
+    outputs = Gpu().run(dataclasses.replace(plan, actions=plan.actions * 2), inputs)
+    assert check.compare(step.op, problem, inputs, outputs, exact=False)
 
 
 @pytest.mark.gpu
