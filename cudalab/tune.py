@@ -5,11 +5,12 @@ import math
 import os
 import random
 import statistics
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
-from cudalab import pairs
+from cudalab import leaving, pairs
 from cudalab.errors import BadConfig, BadLaunch, BadShape, LabError
 from cudalab.problem import Problem, Values
 from cudalab.spec import Plan, Step
@@ -89,7 +90,8 @@ class Search:
             verify(build(plan, gpu.target), plan)
             return plan
 
-        pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1))  # one processor is left to the timing
+        over = threading.Event()  # one processor is left to the timing
+        pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1), initializer=leaving.leave_when, initargs=(over,))
         try:
             for future in as_completed([pool.submit(compiled, plan) for plan in plans]):
                 try:
@@ -98,6 +100,7 @@ class Search:
                     self.refused += 1
                 progress(1)
         finally:
+            over.set()  # after Ctrl-C compilers still work
             pool.shutdown(cancel_futures=True)
         if not self.timed:
             raise BadConfig(f"{self.step.path} at {self.problem}: none of the {self.refused} configurations can run on {gpu.device.name}")
