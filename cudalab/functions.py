@@ -1,7 +1,8 @@
 """Functions over CuPy arrays: the best step of a ladder for the device, the type and the shape, on CuPy's current stream.
 
-They never wait for the device, and allocate nothing but their result (and what a step needs beside it, once a stream).  The first call at a
-shape compiles, or takes from the cache.  Rows may stand apart (a view of a larger array); another layout is copied first.
+They never wait for the device, and allocate nothing but their result (and what a step needs beside it, once a stream: so a graph of them
+runs on one stream at a time).  The first call at a shape compiles, or takes from the cache.  Rows may stand apart (a view of a larger
+array); another layout is copied first.
 """
 
 import functools
@@ -173,8 +174,8 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
         few = "cluster" if sm >= 90 and problem.M * rows.packs(problem, vec) <= 2**22 else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
     if sm >= 90 and rows.packs(problem, vec) > BULK_ROW[name] and rows.fits_bulk(problem, vec):
-        kept = name == "layernorm" and problem.M * rows.packs(problem, vec) >= MANY_PACKS and rows.packs(problem, vec) <= 16 * rows.KEPT
-        idea = "kept" if kept else "bulk"
+        many = MANY_PACKS <= problem.M * rows.packs(problem, vec) and rows.packs(problem, vec) <= 16 * rows.KEPT
+        idea = "kept" if name == "layernorm" and many and sm < 120 else "bulk"  # of 12.0 on a block has 99 KiB of shared memory
     elif rows.packs(problem, vec) <= LONG_ROW[name]:
         idea = "registers"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
@@ -213,11 +214,14 @@ def with_tail(plan: Plan, tail: tuple[Scalar, ...]) -> Plan:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A plan that can be enqueued; own: what it needs beside the caller's arrays, by the stream's address."""
+    """A plan that can be enqueued.
+
+    own: what it needs beside the caller's arrays, by the stream's address, and by thread where threads share that.
+    """
 
     plan: Plan
     launches: tuple
-    own: dict[int, dict]
+    own: dict[tuple[int, int | None], dict]
 
 
 def _run(name: str, x, arrays: Mapping, tail: tuple[Scalar, ...], variant: str | None = None) -> None:
@@ -242,11 +246,13 @@ def _check_device(x) -> None:
 def _enqueue(ready: "_Ready", arrays: Mapping) -> None:
     import cupy
     stream = cupy.cuda.get_current_stream().ptr
+    # the default stream of a thread has the same address in all of them
+    owner = stream, threading.get_ident() if stream == cupy.cuda.runtime.streamPerThread else None
     with _lock:
-        if stream not in ready.own:
+        if owner not in ready.own:
             extra = [t for t in ready.plan.tensors.values() if t.role in ("scratch", "state")]
-            ready.own[stream] = {t.name: (cupy.zeros if t.role == "state" else cupy.empty)(t.shape, f"u{itemsize(t.dtype)}") for t in extra}
-        pointers = {name: array.data.ptr for name, array in {**arrays, **ready.own[stream]}.items()}
+            ready.own[owner] = {t.name: (cupy.zeros if t.role == "state" else cupy.empty)(t.shape, f"u{itemsize(t.dtype)}") for t in extra}
+        pointers = {name: array.data.ptr for name, array in {**arrays, **ready.own[owner]}.items()}
         for launch in ready.launches:
             launch.enqueue(stream, pointers)
 

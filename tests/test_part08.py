@@ -167,7 +167,8 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
 # -- rows that stand apart
 
 @pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()),
-                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)), ("layernorm/kept", (f32(1e-5),)),
+                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)), ("layernorm/bulk", (f32(1e-5),)),
+                                        ("layernorm/kept", (f32(1e-5),)),
                                         ("argmax/keys", None), ("axis/packs", None)])
 def test_rows_may_stand_apart(name, tail):
     """A view of the left half of a larger array: the kernels take its stride."""
@@ -202,10 +203,11 @@ def test_how_much_moves_at_once_depends_on_where_arrays_lie(addresses, size, tog
 LENGTHS = (1, 1000, 1024, 16384, 32768, 49152, 65537, 151936, 262143, 262144)
 
 
-@pytest.mark.parametrize("sm", (80, 90))
+@pytest.mark.parametrize("sm, shared", ((80, 163), (90, 227), (120, 99)))
 @pytest.mark.parametrize("dtype", ("f32", "bf16"))
 @pytest.mark.parametrize("name", ("softmax", "rmsnorm", "layernorm", "argmax", "axis", "reduce"))
-def test_there_is_a_step_for_every_shape_and_alignment(name, dtype, sm):
+def test_there_is_a_step_for_every_shape_and_alignment(name, dtype, sm, shared):
+    """shared: KiB of a block's shared memory."""
     op = OPS[name]
     for variant in ("sum_last", "sum_first") if name == "axis" else (None,):
         for M in (1, 7, 5000):
@@ -214,6 +216,7 @@ def test_there_is_a_step_for_every_shape_and_alignment(name, dtype, sm):
                 for vec in (1, 2, 16 // np.dtype(numpy_dtype(dtype)).itemsize):
                     step, config = functions.choose(name, problem, vec, sm)
                     plan = step.plan(problem, step.config(problem, config))
+                    assert all(launch.smem <= shared * 1024 for launch in plan.launches)
                     assert plan.launches and step.min_sm <= sm and plan.config.get("VEC", 1) <= vec
                     assert plan.step.path not in UNSTABLE
 

@@ -129,16 +129,13 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
         sizes = [values for text in texts for values in spec.shapes(text, step.op.dims)]
         if texts and not sizes:
             raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(step.op.dims)} or one number for all")
-        refused, everywhere = [], [True] * len(sizes)
+        refused = []
         for one in kinds:
             problems = [step.op.problem(values, *one) for values in sizes or step.shapes(purpose)]
-            reasons = {problem: "" if texts and len(kinds) == 1 else step.refuses(problem) for problem in problems}
-            everywhere = [before and bool(reasons[problem]) for before, problem in zip(everywhere, problems)]
+            reasons = {problem: "" if texts else step.refuses(problem) for problem in problems}
             taken = [problem for problem in problems if not reasons[problem]]
             refused += [(problem, reason) for problem, reason in reasons.items() if reason]
             found += [(step, problem) for problem in (taken[:1] if first and not texts else taken)]
-        # a shape that a person names and no kind takes is tried all the same: then it fails with the step's own words
-        found += [(step, step.op.problem(values, *kinds[0])) for values, none in zip(sizes, everywhere) if kinds and none]
         if refused:
             refusals.setdefault((len(refused), *refused[0]), []).append(step.path)
         unusable = unusable or not kinds and f"{step.path} does not take {' '.join((*dtypes, *variants))}: take another step of the ladder"

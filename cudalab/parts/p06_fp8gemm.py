@@ -1,5 +1,6 @@
 """Part 6, FP8: e4m3 products with scales, from the fastest accumulation to sums promoted to FP32."""
 
+from cudalab.errors import BadConfig
 from cudalab.expressions import cdiv
 from cudalab.parts import p06_tcgemm as bf16
 from cudalab.parts.p05_sgemm import DIMS
@@ -95,17 +96,20 @@ def rows_of_tile(p):
 
 def bytes_of_scales(c):
     """Of a slice: for each row of the tile, behind up to three with which a copy must begin, and that of B."""
+    if c.BM < 64:
+        raise BadConfig(f"BM={c.BM}: at least 64, the rows of an instruction")
     return 4 * c.BM + 32
 
 
 def stages_that_fit(p, c):
     """Slices on their way, with their scales and two barriers each: what shared memory has room for, twelve at most."""
-    return min(12, (227 * 1024 - 512) // ((c.BM + c.BN) * bf16.LINE + bytes_of_scales(c) + 16))
+    return max(2, min(12, (227 * 1024 - 512) // ((c.BM + c.BN) * bf16.LINE + bytes_of_scales(c) + 16)))
 
 
 @fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=rows_of_tile, BN=lambda p: min(128, bf16.columns(128)(p)),
-              CONSUMERS=lambda p, c: min(2, c.BM // 64), STAGES=stages_that_fit, CLUSTER_M=1, CLUSTER_N=1, RASTER=8, WORKERS=MULTIPROCESSORS,
-              tune=dict(BM=(64, 128, 256), BN=(64, 128), STAGES=(3, 4, 5, 8, 12), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
+              CONSUMERS=lambda p, c: min(2, c.BM // 64), STAGES=stages_that_fit, CLUSTER_M=1, CLUSTER_N=1, RASTER=8,
+              WORKERS=MULTIPROCESSORS,
+              tune=dict(BM=(64, 128, 256), BN=(64, 128), STAGES=(3, 4, 5, 6, 9, 12), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)
     yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * bytes_of_scales(c), early=True))

@@ -151,7 +151,7 @@ def stages(p, c):
 def places(p, c):
     """Blocks that run at once where each has a multiprocessor to itself.  A cluster lies within one group of multiprocessors; an H200's 132
     are groups of several sizes, so clusters of 4, 8 and 16 leave some idle, and one cluster too many begins when the others have ended."""
-    return {4: 120, 8: 112, 16: 112}.get(c.CLUSTER, 132)  # 120 for 8 would fit, and is 1 % slower
+    return {4: 120, 8: 112, 16: 112}.get(c.CLUSTER, 132)  # 120 for 8 would fit; of equal shares the last ended later
 
 
 def blocks_that_stay(p, c):
@@ -212,7 +212,7 @@ def fits_bulk(p, vec):
     return vec * itemsize(p.dtype) == 16 and 16 * cdiv(packs(p, vec), 16) + 4096 <= SHARED_OF_ALL
 
 
-KEPT = 2560  # packs of a share whose weights and biases the registers of a block hold, five of each a thread
+KEPT = 2560  # packs of a share at most, for the registers of a block to hold their weights and biases
 
 
 def bulk_launch(p, c, entry, args):

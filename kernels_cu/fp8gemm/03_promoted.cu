@@ -81,7 +81,8 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                 locate(tile);
                 for (int slice = 0; slice < slices; ++slice) {
 #if VARIANT_BLOCK
-                    // A tile's scales of A begin at any float, a bulk copy at every fourth; what it cannot copy of the last goes by hand
+                    // A tile's scales of A begin at any float, a bulk copy at every fourth; what it cannot copy of the last goes by hand.
+                    // In a cluster a block may have no row below M: then any scales will do
                     const unsigned all = slices * M, first = slice * M + min(row, (M - 1) & ~3), from = first & ~3u;
                     const unsigned end = min(first + BM, all), copied = min((end + 3) & ~3u, all & ~3u) - from;
                     const float scale_b = load_global(SB + min(col, N - 1) / 128 * slices + slice);  // comes while the stage is waited for

@@ -5,9 +5,9 @@
 // first block asks of a counter that all clusters share, for some get more of the memory than others: of equal shares the last would end
 // late.  A warp of its own brings rows as far ahead as shared memory has room; the others take the moments of a row before they wait for
 // those of the one before, so that nobody waits for the exchange.
-// A cluster of CLUSTER blocks owns the rows that it claims; block `rank` has an equal share of their packs, thread t of it packs t,
-// t + LANES, … of that, VECS of them.  A row has a stage in every block: its number, the packs, and the moments of all the cluster's warps.
-// A stage is claimed for another row when all blocks have told each other that theirs is read.
+// A cluster of CLUSTER blocks owns the rows that it claims; block `rank` has an equal share of their packs, thread t of it VECS of them,
+// t, t + LANES, ….  A row has a stage in every block: its number, the packs, and the moments of all the cluster's warps.
+// A stage takes another row when all blocks have told each other that theirs is read.
 // Limited now by: memory, one read and one write.
 
 #include "bulk.cuh"
@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
                 mbarrier_expect(shared_address(named + stage), sizeof(numbers[stage]));
                 const unsigned bytes = row < M ? mine * 16 : 0;
                 mbarrier_expect(shared_address(full + stage), bytes);
-                if (bytes > 0) bulk_load(shared_address(room) + stage * share * 16, x + row * stride_x, bytes, shared_address(full + stage));
+                if (bytes > 0)
+                    bulk_load(shared_address(room) + stage * share * 16, x + row * stride_x, bytes, shared_address(full + stage));
             }
         }
         __syncwarp();  // the warp goes to the cluster's barrier as one
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
         const auto load = [&](int from) {
             const Pack<element, VEC>* there = reinterpret_cast<const Pack<element, VEC>*>(room) + from * share;
 #pragma unroll
-            for (int v = 0; mine > 0 && v < VECS; ++v) held[v] = there[min(v * LANES + t, mine - 1)];  // of those past the end no use is made
+            for (int v = 0; mine > 0 && v < VECS; ++v) held[v] = there[min(v * LANES + t, mine - 1)];  // past the end: not used
         };
 
         // The warp's moments of the next row go to every block.  Returns which row that is, M or more if there is none.
@@ -124,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
                     }
                 }
             }
-            const float above = sum * inverse, mean = reduce_lanes<32>(count * (pivot + above), Add{}) * of_own, from_mean = pivot + above - mean;
+            const float above = sum * inverse, mean = reduce_lanes<32>(count * (pivot + above), Add{}) * of_own,
+                        from_mean = pivot + above - mean;
             square = square < -minus_infinity() ? fmaxf(square - above * sum, 0.0f) : square;
             square = reduce_lanes<32>(square + count * from_mean * from_mean, Add{});
             if (lane < CLUSTER) {
@@ -174,5 +176,5 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
             row = next;
         }
     }
-    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // nobody's shared memory goes while others may still write or arrive there
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // no block ends while another still waits for what is sent
 }
