@@ -104,7 +104,11 @@ PLANTED = [
     ("a signal to a barrier that may not be made yet", "tcgemm/9", "cluster_arrive(), cluster_wait();  // no block",
      "__syncthreads();  // no block", Race, "race"),
     ("sums added before they have come", "tcgemm/12", "            mbarrier_wait_cluster(arrived, 0);", "            ",
-     KernelFault, "race|uninitialised|still")]
+     KernelFault, "race|uninitialised|still"),
+    ("no proxy fence between zeros and copies", "fp8gemm/3", "    fence_proxy_async();  // copies write there\n", "",
+     MissingProxyFence, "TMA writes to .* without fence"),
+    ("no proxy fence between a scale by hand and copies", "fp8gemm/3", "fence_proxy_async();  // later", ";  // later",
+     MissingProxyFence, "TMA writes to .* without fence")]
 
 
 @pytest.mark.parametrize("name, old, new, fault, says", [p[1:] for p in PLANTED],
@@ -117,8 +121,10 @@ def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
     assert text.count(old) == 1
     source.write_text(text.replace(old, new))
     step = dataclasses.replace(step, source=source)
-    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3"}
-    problem = step.op.problem(dict(M=72, N=136, K=400))
+    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
+                 "fp8gemm/3": "BM=64 STAGES=2 WORKERS=1"}
+    shape, kind = (dict(M=71, N=136, K=272), ("fp8_e4m3", "block")) if name == "fp8gemm/3" else (dict(M=72, N=136, K=400), ())
+    problem = step.op.problem(shape, *kind)
     plan = step.plan(problem, step.config(problem, config(overrides.get(name, "STAGES=2"))))
     with pytest.raises(fault, match=says):
         Emulator(sanitize=True).run(plan, draw(step.op, problem, "normal", generator(0)))

@@ -24,7 +24,7 @@ class MissingFence(KernelFault):
 
 
 class MissingProxyFence(KernelFault):
-    """Plain writes that TMA or wgmma comes to see without a fence.proxy.async between them."""
+    """Plain writes where TMA or wgmma reads, or TMA writes, without a fence.proxy.async between them."""
 
 
 class DivergentBarrier(KernelFault):

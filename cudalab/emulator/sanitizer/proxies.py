@@ -89,7 +89,7 @@ class Proxies:
             sanitizer.races[pieces.space].load(pieces)
             shadow = sanitizer.shadows[pieces.space]
             if pieces.space == "shared":
-                self._need_fence(pieces, shadow)
+                self._need_fence(pieces, shadow, "wgmma or TMA reads")
             shadow.records["reader"][pieces.cells] = FUTURE | pieces.lanes
             self.reading.append((pieces.cells, site))
 
@@ -105,6 +105,8 @@ class Proxies:
         """TMA is to write: the place must be free from now on."""
         for pieces in self._pieces(index, size, lanes, site):
             shadow = self.sanitizer.shadows[pieces.space]
+            if pieces.space == "shared" and self.sanitizer.chunk.image.instructions[site].mnemonic.startswith("cp."):  # not st.async
+                self._need_fence(pieces, shadow, "TMA writes to")
             self.sanitizer.races[pieces.space].store(pieces, lambda at, winners: np.zeros(len(at), bool))
             shadow.records["writer"][pieces.cells] = FUTURE | pieces.lanes
             shadow.unset[pieces.cells] = False
@@ -137,7 +139,7 @@ class Proxies:
             if keys[number][0] == pieces.space:
                 del self.issued[keys[number]]
 
-    def _need_fence(self, pieces, shadow) -> None:
+    def _need_fence(self, pieces, shadow, does: str) -> None:
         """Raise where plain writes would meet the async proxy without a proxy fence by their writer, or by who issues."""
         records = shadow.records["writer"][pieces.cells]
         plain = (records > 0) & (records < FUTURE) & (records & LANE < self.sanitizer.chunk.count) & (records >> SHIFT > self.clocks.start)
@@ -149,7 +151,7 @@ class Proxies:
             at = int(plain.nonzero()[0][np.argmax(wrong)])
             sanitizer, time = self.sanitizer, int(records[at]) >> SHIFT
             where = sanitizer.name_cell("shared", shadow, int(pieces.cells[at]), 0)
-            raise sanitizer.fault(int(pieces.lanes[at]), pieces.site, f"wgmma or TMA reads {where}, written by plain stores at "
+            raise sanitizer.fault(int(pieces.lanes[at]), pieces.site, f"{does} {where}, written by plain stores at "
                                   f"{sanitizer.line_at(time)}, without fence.proxy.async behind them", MissingProxyFence)
 
     def site_of(self, cell: int, reading: bool) -> int:
