@@ -167,8 +167,8 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
 # -- rows that stand apart
 
 @pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()),
-                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)), ("layernorm/bulk", (f32(1e-5),)),
-                                        ("layernorm/kept", (f32(1e-5),)),
+                                        ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)),
+                                        ("layernorm/bulk", (f32(1e-5),)), ("layernorm/kept", (f32(1e-5),)),
                                         ("argmax/keys", None), ("axis/packs", None)])
 def test_rows_may_stand_apart(name, tail):
     """A view of the left half of a larger array: the kernels take its stride."""
