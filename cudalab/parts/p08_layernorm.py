@@ -165,4 +165,4 @@ def kept(p, c):
         raise BadConfig(f"STAGES={c.STAGES}: shared memory has room for {most_stages(p, c)} rows under way")
     yield state("claimed", (1,), "u32")
     yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES + 32, smem=rows.room(p, c),
-                 cluster=(c.CLUSTER, 1, 1), args=arguments(p, "claimed"))  # of one block too: else the device has no st.async
+                 cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=arguments(p, "claimed"))

@@ -27,6 +27,20 @@ __device__ __forceinline__ int columns_of(int slot, int packs, int share) {
     return (theirs / LANES * 32 + min(max(theirs % LANES - warp * 32, 0), 32)) * VEC;
 }
 
+// Words for a block of the cluster, and the mbarrier of which a phase ends when `count` of them are there.  A block that is alone stores and
+// arrives, for only in a cluster can a block send.
+__device__ __forceinline__ void expect_words(unsigned long long* barrier, int count) {
+    if constexpr (CLUSTER > 1) expect_values(barrier, count * sizeof(*barrier));
+    else mbarrier_init(shared_address(barrier), count);
+}
+__device__ __forceinline__ void expect_more_words(unsigned long long* barrier, int count) {
+    if constexpr (CLUSTER > 1) mbarrier_expect(shared_address(barrier), count * sizeof(*barrier));
+}
+__device__ __forceinline__ void send_word(unsigned long long* shared, int rank, unsigned long long word, unsigned long long* barrier) {
+    if constexpr (CLUSTER > 1) send(shared, rank, word, barrier);
+    else *shared = word, mbarrier_arrive(shared_address(barrier));
+}
+
 struct Moments {
     float mean, square;  // square: of the distances from the mean, added up
 };
@@ -45,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(shared_address(read_here + stage), WARPS);
             mbarrier_init(shared_address(read_out + stage), CLUSTER);
-            expect_values(&named[stage], sizeof(numbers[stage]));
+            expect_words(&named[stage], 1);
             mbarrier_init(shared_address(full + stage), 1);
-            expect_values(&arrived[stage], sizeof(moments[stage]));
+            expect_words(&arrived[stage], SLOTS);
         }
         fence_mbarrier_init();
     }
@@ -66,17 +80,19 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
             for (unsigned row = 0; row < M; advance(), used |= stage == 0) {
                 if (used) {
                     mbarrier_wait(shared_address(read_here + stage), round ^ 1);
-                    for (int block = 0; block < CLUSTER; ++block) mbarrier_arrive_at(shared_address(read_out + stage), block);
-                    mbarrier_wait_cluster(shared_address(read_out + stage), round ^ 1);
+                    if constexpr (CLUSTER > 1) {
+                        for (int block = 0; block < CLUSTER; ++block) mbarrier_arrive_at(shared_address(read_out + stage), block);
+                        mbarrier_wait_cluster(shared_address(read_out + stage), round ^ 1);
+                    }
                 }
                 if (rank == 0) {
-                    for (int block = 0; block < CLUSTER; ++block) send(&numbers[stage], block, next, &named[stage]);
+                    for (int block = 0; block < CLUSTER; ++block) send_word(&numbers[stage], block, next, &named[stage]);
                     if (next == M + clusters - 1) atomicExch(claimed, 0);  // nobody claims any more
                     if (next < M) next = atomicAdd(claimed, 1);
                 }
                 mbarrier_wait_cluster(shared_address(named + stage), round);
                 row = numbers[stage];
-                mbarrier_expect(shared_address(named + stage), sizeof(numbers[stage]));
+                expect_more_words(&named[stage], 1);
                 const unsigned bytes = row < M ? mine * 16 : 0;
                 mbarrier_expect(shared_address(full + stage), bytes);
                 if (bytes > 0)
@@ -131,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
             square = reduce_lanes<32>(square + count * from_mean * from_mean, Add{});
             if (lane < CLUSTER) {
                 const unsigned long long both = static_cast<unsigned long long>(__float_as_uint(square)) << 32 | __float_as_uint(mean);
-                send(&moments[stage][slot], lane, both, &arrived[stage]);
+                send_word(&moments[stage][slot], lane, both, &arrived[stage]);
             }
             return row;
         };
@@ -140,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(LANES + 32, 1)
             advance();
             const int next = tell();
             mbarrier_wait_cluster(shared_address(arrived + current), landed);  // every warp's moments of this row are here
-            if (t == 0) mbarrier_expect(shared_address(arrived + current), sizeof(moments[current]));
+            if (t == 0) expect_more_words(&arrived[current], SLOTS);
             Moments theirs[ROUNDS];
             float sum = 0.0f, square = 0.0f;
 #pragma unroll
