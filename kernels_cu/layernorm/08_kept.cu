@@ -27,8 +27,8 @@ __device__ __forceinline__ int columns_of(int slot, int packs, int share) {
     return (theirs / LANES * 32 + min(max(theirs % LANES - warp * 32, 0), 32)) * VEC;
 }
 
-// Words for a block of the cluster, and the mbarrier of which a phase ends when `count` of them are there.  A block that is alone stores and
-// arrives, for only in a cluster can a block send.
+// Words for a block of the cluster, and the mbarrier of which a phase ends when `count` of them are there.  A block that is alone stores
+// and arrives, for only in a cluster can a block send.
 __device__ __forceinline__ void expect_words(unsigned long long* barrier, int count) {
     if constexpr (CLUSTER > 1) expect_values(barrier, count * sizeof(*barrier));
     else mbarrier_init(shared_address(barrier), count);
