@@ -48,13 +48,14 @@ from cudalab.registry import steps
 from cudalab.spec import shapes
 cupy.cuda.set_allocator(None)  # every buffer an allocation of its own, so that one element too far is outside of it
 gpu = Gpu()
+FORMS = dict(WORKERS=dict(WORKERS=5), CLUSTER=dict(CLUSTER=2))  # of so few workers some share a tile; blocks that share a row
 for step in steps():
     usual = step.problems("emulate", *zip(*step.kinds()[:1]))
     small = map(step.op.problem, shapes(sys.argv[1], step.op.dims)) if step.op.name == "sgemm" else usual
     for problem in small:
         if step.runs_on(gpu.device.sm, problem):
-            workers = [{}, dict(WORKERS=5)] if "WORKERS" in step.tunables else [{}]  # with so few, some share a tile
-            for verdict in (v for few in workers for v in check.check_step(step, problem, gpu, overrides=few)):
+            forms = [{}, *(form for name, form in FORMS.items() if name in step.tunables)]
+            for verdict in (v for form in forms for v in check.check_step(step, problem, gpu, overrides=form)):
                 if not verdict:
                     sys.exit(f"{step.path} {problem}: {verdict.reason}")
 print("all right")

@@ -18,8 +18,8 @@ OPS = registry.ops()
 UNSTABLE = {"softmax/01_unshifted", "layernorm/01_two_moments"}  # the stability study shows how they fail
 STABLE = [step for name in ("softmax", "rmsnorm", "layernorm", "argmax", "axis") for step in OPS[name].steps if step.path not in UNSTABLE]
 INF, NAN = float("inf"), float("nan")
-LIMIT = {"rmsnorm": 1e18, "layernorm": 1e18}  # squares of what is larger overflow f32, in NumPy's float32 too
-SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 3e17, 3e38, -3e38, INF, -INF, NAN)
+LIMIT = {"rmsnorm": 1e17, "layernorm": 1e17}  # squares of what is larger add up to more than f32 has, in NumPy's too
+SPECIAL = (0.0, -0.0, 1.0, -2.5, 1e-40, -1e-30, 80.0, 1e4, -1e4, 5e16, 3e38, -3e38, INF, -INF, NAN)
 once = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
@@ -32,30 +32,48 @@ def judge(step, problem, x, place, overrides=types.MappingProxyType({})):
 
 # -- special values
 
-def special_rows(step, drawn, dtype):
-    """Rows of 40 that hold what was drawn, and some that are nothing else."""
+def special_rows(step, drawn, dtype, width):
+    """Rows that hold what was drawn, and some that are nothing else."""
     limit = LIMIT.get(step.op.name, INF)
     with np.errstate(over="ignore"):
         allowed = [v for v in SPECIAL if not np.isfinite(v) or abs(v) < limit and np.isfinite(np.float64(v).astype(numpy_dtype(dtype)))]
-    x = np.random.default_rng(0).standard_normal((8, 40)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((8, width)).astype(np.float32)
     for row, column, value in drawn:
         x[row, column] = allowed[value % len(allowed)]
     x[5], x[6], x[7] = -INF, NAN, 2.0
     return x
 
 
-@pytest.mark.parametrize("step, dtype", [pytest.param(step, dtype, id=f"{step.path}-{dtype}") for step in STABLE
-                                         for dtype in ("f32", "bf16") if dtype == "f32" or step is step.op.steps[-1]])
-def test_special_values_come_out_as_numpy_has_them(step, dtype):
-    problem = step.op.problem(dict(M=8, N=40), dtype, step.kinds()[-1][1])  # of the variants the last: a maximum
+def special_cases():
+    """Every step, the last of each ladder in all its types, and those that have clusters with rows that two blocks share."""
+    for step in STABLE:
+        for dtype in dict.fromkeys(dtype for dtype, _ in step.kinds()) if step is step.op.steps[-1] else ("f32",):
+            yield pytest.param(step, dtype, 40, {}, id=f"{step.path}-{dtype}")
+        if "CLUSTER" in step.tunables:
+            yield pytest.param(step, "bf16", 1104, dict(CLUSTER=2), id=f"{step.path}-two-blocks")
+
+
+@pytest.mark.parametrize("step, dtype, width, tunables", list(special_cases()))
+def test_special_values_come_out_as_numpy_has_them(step, dtype, width, tunables):
+    problem = step.op.problem(dict(M=8, N=width), dtype, step.kinds()[-1][1])  # of the variants the last: a maximum
     place = Emulator()
 
     @once
-    @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 39), st.integers(0, 99)), max_size=24))
+    @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, width - 1), st.integers(0, 99)), max_size=24))
     def check_them(drawn):
-        verdict = judge(step, problem, special_rows(step, drawn, dtype), place)
+        verdict = judge(step, problem, special_rows(step, drawn, dtype, width), place, tunables)
         assert verdict, verdict.reason
     check_them()
+
+
+@pytest.mark.parametrize("variant", ("sum_first", "sum_last", "mean_last", "max_first"))
+def test_special_values_along_either_axis(variant):
+    steps = [step for step in OPS["axis"].steps if variant in {kind for _, kind in step.kinds()}]
+    assert steps
+    for step in steps:
+        drawn = [(0, 3, 12), (1, 4, 13), (2, 5, 12), (2, 6, 13), (3, 7, 14), (4, 8, 4)]  # inf, -inf, both, NaN, subnormal
+        verdict = judge(step, step.op.problem(dict(M=8, N=40), "f32", variant), special_rows(step, drawn, "f32", 40), Emulator())
+        assert verdict, f"{step.path}: {verdict.reason}"
 
 
 @pytest.mark.parametrize("step", OPS["argmax"].steps, ids=lambda step: step.path)
@@ -272,6 +290,41 @@ def test_the_library_agrees_with_numpy(cp, dtype, M, N, wide):
     agrees("axis", OPS["axis"].problem(sizes, dtype, "sum_first"), {"x": host["x"]}, {"y": back(cudalab.sum(x, 0))})
     flat, total = np.ascontiguousarray(host["x"]).reshape(-1), cudalab.sum(x).reshape(1)
     agrees("reduce", OPS["reduce"].problem(dict(N=M * N), dtype), {"x": flat}, {"total": back(total)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ("f32", "bf16"))
+def test_the_library_takes_arrays_as_they_lie(cp, dtype):
+    """Other axes, three dimensions, views that begin anywhere, a place for the result, infinities and NaN."""
+    import cudalab
+    host = np.random.default_rng(4).standard_normal((5, 33, 72), np.float32)
+    host[0, 3, 5], host[1, 4, 6], host[2, 5, :], host[3, :, 7] = INF, NAN, -INF, -INF
+    host = encode(host, dtype)
+    x = cp.asarray(host.view(f"u{host.itemsize}")).view(host.dtype)
+
+    def check_rows(name, own, along, outputs, **more):
+        rows = np.ascontiguousarray(np.moveaxis(own, along, -1)).reshape(-1, own.shape[along])
+        problem = OPS[name].problem(dict(M=rows.shape[0], N=rows.shape[1]), dtype, "sum_last" if name == "axis" else None)
+        key, = OPS[name].outputs
+        outputs = np.moveaxis(outputs, along, -1).reshape(rows.shape) if outputs.ndim == own.ndim else outputs.reshape(-1)
+        agrees(name, problem, {"x": rows, **more}, {key: np.ascontiguousarray(outputs)})
+
+    for view in (np.s_[:], np.s_[:, ::2], np.s_[1:4, :, 1:70], np.s_[:, :, 3:4], np.s_[0:1, 2:9, 5:]):
+        for along in range(3):
+            check_rows("softmax", host[view], along, cudalab.softmax(x[view], along).get())
+            check_rows("argmax", host[view], along, cudalab.argmax(x[view], along).get())
+            check_rows("axis", host[view], along, cudalab.sum(x[view], along).get())
+        w, b = (encode(np.random.default_rng(5 + i).standard_normal(host[view].shape[-1:], np.float32), dtype) for i in range(2))
+        weight, bias = (cp.asarray(a.view(f"u{a.itemsize}")).view(a.dtype) for a in (w, b))
+        out = cp.empty(host[view].shape, x.dtype)
+        assert cudalab.rms_norm(x[view], weight, out=out).data.ptr == out.data.ptr
+        check_rows("rmsnorm", host[view], 2, out.get(), w=w)
+        assert cudalab.layer_norm(x[view], weight, bias, out=out).data.ptr == out.data.ptr
+        check_rows("layernorm", host[view], 2, out.get(), w=w, b=b)
+    assert int(cudalab.argmax(x)) == int(host.astype(np.float32).argmax())
+    zeros, ones = cp.zeros((2, 8), cp.float32), cp.ones(8, cp.float32)
+    assert float(cudalab.rms_norm(zeros + 3, ones, eps=7.0)[0, 0]) == pytest.approx(3 / 4)
+    assert float(cudalab.layer_norm(cp.arange(8, dtype=cp.float32)[None], ones, ones, eps=10.75)[0, 7]) == pytest.approx(1 + 3.5 / 4)
 
 
 @pytest.mark.gpu

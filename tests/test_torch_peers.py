@@ -15,8 +15,8 @@ ROOT = KERNELS.parent
 PAGE = ROOT / "docs" / "torch_peers.md"
 NAME = "torch_peers.py"
 OPS = dict(add="vecadd", sgemm="sgemm", matmul_nt="tcgemm", fp8_per_tensor="fp8gemm", fp8_row_wise="fp8gemm", softmax="softmax",
-           rmsnorm="rmsnorm", layernorm="layernorm", total="reduce", argmax="argmax")  # function -> whose problems it takes
-IN_PLACE = "add", "sgemm", "matmul_nt"
+           rmsnorm="rmsnorm", layernorm="layernorm", total="reduce", along="axis", argmax="argmax")  # function -> whose problems it takes
+IN_PLACE = "add", "sgemm", "matmul_nt", "along"
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def async_store(chunk, lanes, count, mask, site, to, values, barrier, reduction)
         return
     if chunk.launch.cluster is None:
         raise chunk.fault(int(who[0]), site, "st.async or red.async in a launch without clusters, an illegal instruction on a device; "
-                                             "a cluster of one block will do")
+                                             "an H200 runs them in a cluster of one block, compute-sanitizer wants two")
     columns = [np.broadcast_to(v, count) if positions is None else np.broadcast_to(v, count)[positions] for v in values]
     rows = np.ascontiguousarray(np.stack(columns, axis=1))
     nbytes = rows.shape[1] * rows.itemsize

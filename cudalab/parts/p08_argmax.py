@@ -68,7 +68,7 @@ FEW = 4  # rows: up to here the largest clusters are not too many for a device
 
 @argmax.step(4, min_sm=90, CLUSTER=lambda p: 16 if p.M <= FEW else 8, LANES=lambda p: 512 if p.M <= FEW else 256, VEC=rows.widest,
              LOADS=loads, HINT=2,
-             tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(128, 256, 512, 768, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)),
+             tune=dict(CLUSTER=(2, 4, 8, 16), LANES=(128, 256, 512, 768, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)),
              zero=("HINT",))
 def cluster(p, c):
     rows.check_width(p, c)
