@@ -54,15 +54,24 @@ extern "C" __global__ void __launch_bounds__(WIDE* DEEP) axis(const element* x, 
             for (int l = 0; l < LOADS; ++l) {
                 if (first + l * step < M) held[l] = read<HINT, VEC>(x + (first + l * step) * stride_x + n);
             }
+            float e[LOADS][VEC];
 #pragma unroll
             for (int l = 0; l < LOADS; ++l) {
-                float e[VEC];
-                unpack(e, held[l]);
-                if (first + l * step < M) {
+                unpack(e[l], held[l]);
 #pragma unroll
-                    for (int i = 0; i < VEC; ++i) values[i] = join(values[i], e[i]);
+                for (int i = 0; i < VEC; ++i) e[l][i] = first + l * step < M ? e[l][i] : Operation::neutral();
+            }
+            // by pairs, so that fewer additions meet a sum that has grown: PyTorch's error, where one after the other has twice that
+#pragma unroll
+            for (int half = LOADS / 2; half > 0; half /= 2) {
+#pragma unroll
+                for (int l = 0; l < half; ++l) {
+#pragma unroll
+                    for (int i = 0; i < VEC; ++i) e[l][i] = join(e[l][i], e[l + half][i]);
                 }
             }
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) values[i] = join(values[i], e[0][i]);
         }
     }
     join_groups(values, slots);
