@@ -241,6 +241,14 @@ def test_check_runs_without_a_gpu(lab):
     assert "right" in works(lab("check", "step1", *SMALL, "--backend", "emulator", "--arch", "sm_80")).stdout
 
 
+@pytest.mark.parametrize("named, right, said", [((), 6, "2 of the kinds"), (("--dtype", "tf32"), 1, "1 of the kinds"),
+                                                (("--dtype", "tf32", "--variant", "nn"), 0, "turn elements of 16 bits only")])
+def test_of_a_shape_check_takes_the_kinds_that_have_it_but_those_that_were_named(lab, named, right, said):
+    result = lab("check", "tcgemm/11", "--shape", "16", *named, "--json")
+    assert said in result.stderr and (result.exit_code == 0) == (right > 0)
+    assert not right or len({(one["dtype"], one["variant"]) for one in json.loads(result.stdout)}) == right
+
+
 def test_check_fails_on_a_wrong_result(lab, own):
     result = fails(lab("check", own(WRONG), *OWN, *SMALL), "2 of 2 checks failed")
     assert "2 of 2 WRONG" in result.stdout and "normal" in result.stdout and "integers" in result.stdout

@@ -129,12 +129,16 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
         sizes = [values for text in texts for values in spec.shapes(text, step.op.dims)]
         if texts and not sizes:
             raise BadShape(f"--shape '{' '.join(texts)}' names no shape; write {'x'.join(step.op.dims)} or one number for all")
-        refused = []
+        offered = [step.op.problem(values, *one) for one in kinds for values in sizes or step.shapes(purpose)]
+        reasons = {problem: "" if texts and not every else step.refuses(problem) for problem in offered}
+
+        def meant(problem):
+            """A shape that was named, in a kind that was, or that no kind takes: there the error is the answer."""
+            return texts and not any(dict(problem) == dict(other) and not reasons[other] and (not dtypes or problem.dtype == other.dtype)
+                                     and (not chosen or problem.variant == other.variant) for other in offered)
+        refused = [(problem, reason) for problem, reason in reasons.items() if reason and not meant(problem)]
         for one in kinds:
-            problems = [step.op.problem(values, *one) for values in sizes or step.shapes(purpose)]
-            reasons = {problem: "" if texts else step.refuses(problem) for problem in problems}
-            taken = [problem for problem in problems if not reasons[problem]]
-            refused += [(problem, reason) for problem, reason in reasons.items() if reason]
+            taken = [problem for problem in offered if problem.kind == one and (not reasons[problem] or meant(problem))]
             found += [(step, problem) for problem in (taken[:1] if first and not texts else taken)]
         if refused:
             refusals.setdefault((len(refused), *refused[0]), []).append(step.path)
@@ -145,7 +149,8 @@ def work(steps, texts: tuple[str, ...], purpose: str, dtypes: tuple[str, ...] = 
         raise BadShape(unusable)
     for (count, problem, reason), paths in () if first else refusals.items():
         who = f"{paths[0]} does" if len(paths) == 1 else f"{_listed(paths)} do"
-        note(f"{who} not take {count} of the op's shapes; the first, {problem}: {reason}")
+        which = "kinds" if texts else "op's shapes"
+        note(f"{who} not take {count} of the {which}; the first, {problem}: {reason}")
     return found
 
 
