@@ -219,7 +219,8 @@ def test_matmul_refuses_scales_that_are_no_pair(scales):
 @pytest.mark.parametrize("dtype, scales, accumulate, says", [
     ("bf16", ((1,), (1,)), "promoted", "scales are for fp8"), ("fp8_e4m3", None, "promoted", "needs scales"),
     ("fp8_e4m3", ((2, 200), (2, 3)), "promoted", re.escape("(3, 200) and (2, 3)")),
-    ("fp8_e4m3", ((1,), (1,)), "slow", "'fast' or 'promoted'")])
+    *((dtype, scales, "slow", "'fast' or 'promoted', not 'slow'") for dtype, scales in (
+        ("fp8_e4m3", ((1,), (1,))), ("fp8_e4m3", ((3, 200), (2, 3))), ("fp8_e4m3", None), ("bf16", None), ("f32", None)))])
 def test_matmul_refuses_scales_that_do_not_fit(dtype, scales, accumulate, says):
     with pytest.raises(LabError, match=says):
         products.kind(dtype, np.zeros((272, 136), "f4"), scales and tuple(np.ones(shape, "f4") for shape in scales), accumulate, SIZES)
