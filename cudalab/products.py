@@ -45,8 +45,10 @@ def matmul(a, b, out=None, *, dtype: str | None = None, scales=None, accumulate:
 
 
 def kind(dtype: str, b, scales, accumulate: str, sizes: tuple[int, int, int]) -> tuple[str, str | None]:
-    """The op and its variant for a type, and for how b lies.  Raises LabError for scales that do not fit."""
+    """The op and its variant for a type, and for how b lies.  Raises LabError for what does not fit."""
     M, N, K = sizes
+    if accumulate not in ("fast", "promoted"):  # whatever the type: a mistyped word would pass until the arrays are fp8
+        raise LabError(f"accumulate is 'fast' or 'promoted', not '{accumulate}'")
     if dtype != "fp8_e4m3":
         if scales is not None:
             raise LabError(f"scales are for fp8; these are matrices of {dtype}: multiply the result")
@@ -63,8 +65,6 @@ def kind(dtype: str, b, scales, accumulate: str, sizes: tuple[int, int, int]) ->
         if shapes == ((cdiv(K, BLOCK), M), (cdiv(N, BLOCK), cdiv(K, BLOCK))):
             return "fp8gemm", "block"
         if all(s.size == 1 for s in scales):
-            if accumulate not in ("fast", "promoted"):
-                raise LabError(f"accumulate is 'fast' or 'promoted', not '{accumulate}'")
             return "fp8gemm", accumulate
     raise LabError(f"scales of {shapes}: float32, one element each, or {(cdiv(K, BLOCK), M)} and {(cdiv(N, BLOCK), cdiv(K, BLOCK))}")
 

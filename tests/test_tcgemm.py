@@ -15,6 +15,7 @@ from cudalab.check import check_step, draw, generator
 from cudalab.emulator import Emulator, KernelFault
 from cudalab.emulator.sanitizer import MissingProxyFence, Race
 from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
+from cudalab.expressions import cdiv
 from cudalab.parts.p06_tcgemm import tcgemm
 from cudalab.spec import KERNELS
 
@@ -40,6 +41,26 @@ def test_blocks_that_stay_and_share(step, kind, tunables, delivery):
     sizes = dict(M=72, N=24, K=1040) if "SPLIT" in tunables else FOUR_TILES | (dict(K=272) if kind.startswith("fp8") else {})
     problem = step.op.problem(sizes, *kind.split())
     for verdict in check_step(step, problem, Emulator(sanitize=True, delivery=delivery), overrides=config(tunables)):
+        assert verdict, verdict.reason
+
+
+# what the shapes of the steps' own tests leave out: of fp8, whose slices are few, and of pieces of K
+@pytest.mark.parametrize("step, kind, tunables, delivery", [
+    *((f"tcgemm/{number}", "fp8_e4m3 nt", tunables, "eager" if number % 2 else "lazy") for number, tunables in (
+        (4, "BM=64 BN=64 WM=32"), (6, "BN=64"), (7, "BN=64"), (8, "BN=64"), (9, "BN=64 CLUSTER_N=2"), (10, "BN=64"), (11, "BN=64"),
+        (12, "BM=64 BN=32 CONSUMERS=1 SPLIT=2"))),
+    ("tcgemm/12", "bf16 nn", "BM=64 BN=64 CONSUMERS=1 SPLIT=2", "eager"),
+    ("fp8gemm/2", "fp8_e4m3 fast", "BM=64 BN=32 CONSUMERS=1 SPLIT=2", "eager"),
+    ("fp8gemm/2", "fp8_e4m3 fast", "BM=128 BN=24 CONSUMERS=2 SPLIT=1", "lazy"),
+    ("fp8gemm/3", "fp8_e4m3 block", "BM=128 BN=64", "eager"),
+    ("fp8gemm/3", "fp8_e4m3 promoted", "BM=128 BN=64 CLUSTER_N=2", "lazy")])
+def test_stages_are_filled_a_third_time(step, kind, tunables, delivery):
+    step, overrides = registry.resolve_step(step), config(tunables) | dict(STAGES=2)
+    depth = 128 if kind.startswith("fp8") else 64  # of a slice
+    pieces = overrides.get("SPLIT", 1)
+    problem = step.op.problem(dict(M=72, N=24, K=depth * (5 * pieces - 1) + 16), *kind.split())
+    assert cdiv(problem.K, depth) // pieces > 2 * overrides["STAGES"]
+    for verdict in check_step(step, problem, Emulator(sanitize=True, delivery=delivery), overrides=overrides):
         assert verdict, verdict.reason
 
 
@@ -198,7 +219,8 @@ def test_matmul_refuses_scales_that_are_no_pair(scales):
 @pytest.mark.parametrize("dtype, scales, accumulate, says", [
     ("bf16", ((1,), (1,)), "promoted", "scales are for fp8"), ("fp8_e4m3", None, "promoted", "needs scales"),
     ("fp8_e4m3", ((2, 200), (2, 3)), "promoted", re.escape("(3, 200) and (2, 3)")),
-    ("fp8_e4m3", ((1,), (1,)), "slow", "'fast' or 'promoted'")])
+    *((dtype, scales, "slow", "'fast' or 'promoted', not 'slow'") for dtype, scales in (
+        ("fp8_e4m3", ((1,), (1,))), ("fp8_e4m3", ((3, 200), (2, 3))), ("fp8_e4m3", None), ("bf16", None), ("f32", None)))])
 def test_matmul_refuses_scales_that_do_not_fit(dtype, scales, accumulate, says):
     with pytest.raises(LabError, match=says):
         products.kind(dtype, np.zeros((272, 136), "f4"), scales and tuple(np.ones(shape, "f4") for shape in scales), accumulate, SIZES)
