@@ -173,7 +173,7 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "argmax":
         row = rows.packs(problem, vec)
         few = "cluster" if sm >= 90 and row <= CLUSTER_ROW and problem.M * row <= MANY_PACKS else "split"
-        return resolve_step(f"argmax/{'keys' if problem.M >= MANY_ROWS else few}"), dict(VEC=vec)
+        return resolve_step(f"argmax/{'keys' if problem.M >= ROWS_OF_KEYS else few}"), dict(VEC=vec)
     if sm >= 90 and rows.packs(problem, vec) > BULK_ROW[name] and rows.fits_bulk(problem, vec):
         many = MANY_PACKS <= problem.M * rows.packs(problem, vec) and rows.packs(problem, vec) <= 16 * rows.KEPT
         idea = "kept" if name == "layernorm" and many and sm < 120 else "bulk"  # of 12.0 on a block has 99 KiB of shared memory
@@ -194,8 +194,9 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 MANY_ROWS = 1024  # from here on a block a row fills a device
 # Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes.
 BULK_ROW = dict(softmax=1024, layernorm=2048, rmsnorm=2048)
+ROWS_OF_KEYS = 256  # in argmax they do from here on
 # Loads: a longer row is too much for argmax's cluster of 16 blocks, which reads a fifth of what the device does.
-CLUSTER_ROW = 2**17
+CLUSTER_ROW = 2**16
 # Loads: from here on (64 MiB) LayerNorm's clusters that stay are faster than those that come and go (docs/notes/reductions.md), and for
 # argmax a cluster a row is no gain.
 MANY_PACKS = 2**22
