@@ -38,6 +38,20 @@ def at_first_shape(op: Op, device: str, rows: Iterable[Mapping],
     return found if len(found) > 1 else {}
 
 
+def is_whole(op: Op, steps: Iterable[str], kind: tuple[str, str | None]) -> bool:
+    """Whether the steps are all those that take the op's first benchmark shape in this kind."""
+    first = op.problem(dict(op.shapes["bench"][0]), *kind)
+    return {step.id for step in op.steps if kind in step.kinds() and not step.refuses(first)} <= set(steps)
+
+
+def sustained(op: Op, device: str, rows: Iterable[Mapping], kind: tuple[str, str | None]) -> list[dict[str, Mapping]]:
+    """Peer -> row for each benchmark shape and step that was measured under the sustained protocol, in the op's order."""
+    rows = list(_of(op, device, rows, kind, "sustained"))
+    found = [{row["peer"]: row for row in rows if (row["shape"], row["step"]) == (dict(shape), step.id)}
+             for shape in op.shapes["bench"] for step in op.steps]
+    return [by_peer for by_peer in found if by_peer]
+
+
 def best_by_shape(op: Op, device: str, rows: Iterable[Mapping],
                   kind: tuple[str, str | None] | None = None) -> list[dict[str, Mapping]]:
     """For each benchmark shape that was measured, in their order: peer -> row of the step that is fastest (beside the first peer)."""
@@ -72,9 +86,9 @@ def headline(op: Op, by_peer: Mapping[str, Mapping]) -> Mapping:
     return next((by_peer[peer] for peer in op.peers if peer in by_peer), None) or next(iter(by_peer.values()))
 
 
-def _of(op: Op, device: str, rows: Iterable[Mapping], kind: tuple[str, str | None]):
+def _of(op: Op, device: str, rows: Iterable[Mapping], kind: tuple[str, str | None], protocol: str = "steady"):
     steps = {step.id for step in op.steps}
-    wanted = (op.name, device, "steady", *kind)
+    wanted = (op.name, device, protocol, *kind)
     return (r for r in rows if tuple(r[name] for name in ("op", "device", "protocol", "dtype", "variant")) == wanted and r["step"] in steps)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cudalab import ladder, parts, report, results
@@ -97,16 +97,22 @@ def _of_op(op: Op, device: str, rows: Sequence[Mapping], kinds: Sequence[Kind], 
             continue
         drawn = f"{ladder.picture(op, device, kind)}.svg"
         found = ([_ladder(op, device, steps, kind)] if steps else []) + ([_best(op, device, best, kind)] if best else [])
+        found += [_sustained(op, by_peers, kind)] if best and (by_peers := ladder.sustained(op, device, rows, kind)) else []
         if found and many and sections:
             means = _means_text(op, best)
-            what = f"{op.name}{_said(kind)}: {'every step, and ' if steps else ''}the fastest at each shape{f'; {means}' if means else ''}"
+            which = f"{_which(op, steps, kind)}, and " if steps else ""
+            what = f"{op.name}{_said(kind)}: {which}the fastest at each shape{f'; {means}' if means else ''}"
             found = [_folded(what, found)]
         if steps and pictures and (pictures / drawn).exists():
             name = " ".join([op.name, *kind_words(*kind)])
-            sections.append(f"![{name}: every step beside its peers on {device}]({pictures.name}/{drawn})\n\n"
+            sections.append(f"![{name}: {_which(op, steps, kind)} beside its peers on {device}]({pictures.name}/{drawn})\n\n"
                             f"`python cli.py results --plot`")
         sections += found
     return sections + ([_apart(op, device, apart)] if any(best for _, best in apart) else [])
+
+
+def _which(op: Op, steps: Iterable[str], kind: Kind) -> str:
+    return "every step" if ladder.is_whole(op, steps, kind) else "the steps measured"
 
 
 def _folded(summary: str, sections: Sequence[str]) -> str:
@@ -174,7 +180,7 @@ def _ladder(op: Op, device: str, steps: Mapping[str, Mapping[str, Mapping]], kin
     unit, rates = report.rate_column(rows)
     lines = [(f"`{step}`", titles[step], report.time_text(row["time_s"]), rate, report.share_text(row), *_ratios(peers, by_peer))
              for (step, by_peer), row, rate in zip(steps.items(), rows, rates)]
-    head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}{_said(kind)}, every step "
+    head = (f"`{op.name}` on {device}, {report.shape_text(dict(op.shapes['bench'][0]))}{_said(kind)}, {_which(op, steps, kind)} "
             f"(a ratio above 1 is faster than the library):")
     table = _markdown(lines, ("step", "idea", "time", unit, "share of the roof", *(f"× {peer}" for peer in peers)), text=2)
     shape = "x".join(map(str, op.shapes["bench"][0].values()))
@@ -193,9 +199,29 @@ def _best(op: Op, device: str, best: Sequence[Mapping[str, Mapping]], kind: Kind
     head = f"`{op.name}` on {device}{_said(kind)}, the fastest step at each shape ({'×'.join(op.dims)}):"
     table = _markdown(lines, ("shape", "step", "time", unit, "share of the roof", *peer, *(f"× {peer}" for peer in peers)), text=2)
     said = "".join(f"\n\n{sentence}{_begun_early(op, rows, peer)}" for peer in peers if (sentence := _standing(best, peer)))
-    beside = "".join(f" --peer {peer}" for peer in peers) if set(peers) - set(op.peers) else ""
-    command = f"python cli.py bench {op.name} --all-shapes{_options(op, kind)}{beside} --save rows.jsonl"
+    command = f"python cli.py bench {op.name} --all-shapes{_options(op, kind)}{_own_peers(op, peers)} --save rows.jsonl"
     return f"{head}\n\n{table}{said}\n\n`{command} && {_AFTER}`"
+
+
+def _sustained(op: Op, by_peers: Sequence[Mapping[str, Mapping]], kind: Kind) -> str:
+    """What of the kind was measured over two seconds on end, in one line, above its commands."""
+    numbers, words, shapes = {step.id: step.number for step in op.steps}, [], {}
+    for by_peer in by_peers:
+        row = ladder.headline(op, by_peer)
+        peers = [peer for peer in ladder.peers_of(op, [by_peer]) if by_peer[peer]["ratio"]]
+        beside = ", ".join(f"{report.ratio_text(by_peer[peer]['ratio'])} × {peer}" for peer in peers)
+        words.append(f"{report.shape_text(row['shape'])} `{row['step']}` "
+                     + (beside or f"{report.rate_text(row)} {report.rate_unit(row)}, {report.share_text(row)}"))
+        shapes.setdefault(row["step"], []).append("x".join(map(str, row["shape"].values())))
+    own = _own_peers(op, ladder.peers_of(op, by_peers))
+    commands = [f"python cli.py bench {op.name}/{numbers[step]} --shape " + (f'"{" ".join(found)}"' if len(found) > 1 else found[0])
+                + f"{_options(op, kind)}{own} --sustained --save rows.jsonl" for step, found in shapes.items()]
+    return f"Sustained ([two seconds on end](#how-it-is-measured)): {'; '.join(words)}.\n\n`{' && '.join([*commands, _AFTER])}`"
+
+
+def _own_peers(op: Op, peers: Sequence[str]) -> str:
+    """The options that name the peers, where some are not the op's own."""
+    return "".join(f" --peer {peer}" for peer in peers) if set(peers) - set(op.peers) else ""
 
 
 _AFTER = "python cli.py results merge rows.jsonl && python cli.py results --readme"

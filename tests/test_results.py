@@ -234,10 +234,49 @@ def test_in_a_part_with_many_kinds_only_the_first_is_unfolded_and_no_picture_is(
     assert "<details>" not in few and few.count("![") == 3
     assert text.count("<details>") == text.count("</details>") == 3 and text.count("![") == 4
     unfolded = re.sub(r"(?s)<details>.*?</details>", "", text)
-    assert unfolded.count("![") == 4 and "bf16, nt, every step" in unfolded and "f16, nt, every step" in text
-    assert unfolded.count(", every step (") == 1
-    assert "<summary>tcgemm, tf32, nt: every step, and the fastest at each shape; 3.000 × " in text
+    assert unfolded.count("![") == 4 and "bf16, nt, the steps measured" in unfolded and "f16, nt, the steps measured" in text
+    assert unfolded.count(", the steps measured (") == 1
+    assert "<summary>tcgemm, tf32, nt: the steps measured, and the fastest at each shape; 3.000 × " in text
     assert len(re.findall(r"</summary>\n\n", text)) == len(re.findall(r"\n\n</details>", text)) == 3, "so Markdown is read inside"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3"])
+def test_every_step_is_said_only_where_all_that_take_the_kind_have_a_row(tmp_path, row, dtype):
+    """Of bf16 all steps take it, of fp8 all but the last."""
+    from cudalab import plot
+    op = registry.ops()["tcgemm"]
+    taking = [step.id for step in op.steps if (dtype, "nt") in step.kinds()]
+    assert (len(taking) == len(op.steps)) == (dtype == "bf16")
+    usual = [row(op="tcgemm", step=step.id, dtype="bf16", variant=variant, time_s=9e-3) for variant in ("nt", "nn") for step in op.steps]
+    led = [row(op="tcgemm", step=step, dtype=dtype, variant="nt") for step in taking]
+    others = [row(op="tcgemm", step=step, dtype="f16", variant="nt") for step in taking[-2:]]
+    for rows, whole in ((led, True), (led[1:], False)):
+        kept = [r for r in usual if (r["dtype"], r["variant"]) != (dtype, "nt")] + others + rows
+        plot.draw(kept, tmp_path / "docs")
+        text, name = readme.tables(kept, tmp_path / "docs"), f"{dtype} nt"
+        said, unsaid = ("every step", "the steps measured")[::1 if whole else -1]
+        assert f"{dtype}, nt, {said} (" in text and f"{dtype}, nt, {unsaid} (" not in text
+        assert f"![tcgemm {name}: {said} beside its peers" in text
+        assert dtype == "bf16" or f"<summary>tcgemm, {dtype}, nt: {said}, and the fastest" in text
+
+
+def test_what_was_sustained_is_a_line_under_the_shapes(row):
+    small = dict(M=2048, N=2048, K=2048)
+    rows = [row(op="tcgemm", step=step, dtype=dtype, variant="nt") for dtype in ("bf16", "f16")
+            for step in ("11_overlapped", "12_split_k")]
+    more = [row(op="tcgemm", step="11_overlapped", dtype="f16", variant="nt", protocol="sustained", shape=shape, peer=peer, time_s=time_s)
+            for shape in (small, dict(M=4096, N=4096, K=4096)) for peer, time_s in (("cublaslt", 2e-3), ("cublas", 1.5e-3))]
+    own = row(op="tcgemm", step="12_split_k", dtype="f16", variant="nt", protocol="sustained", peer="mine.py:mine")
+    alone = row(op="tcgemm", step="10_persistent", dtype="f16", variant="nt", protocol="sustained", peer=None, peer_time_s=None, shape=small)
+    text, plain = readme.tables(rows + more), readme.tables(rows)
+    line = "4096³ `11_overlapped` 2.000 × cublas, 1.500 × cublaslt; 2048³ `11_overlapped` 2.000 × cublas, 1.500 × cublaslt."
+    under = (f"\n\nSustained ([two seconds on end](#how-it-is-measured)): {line}\n\n`python cli.py bench tcgemm/11 "
+             f'--shape "4096x4096x4096 2048x2048x2048" --dtype f16 --sustained --save rows.jsonl && {readme._AFTER}`')
+    assert text.count(under) == 1 and text.replace(under, "") == plain, "it changes no table"
+    assert text.index("f16, nt, the fastest step at each shape") < text.index(line)
+    text = readme.tables([*rows, own, alone])
+    assert "4096³ `12_split_k` 0.750 × mine.py:mine; 2048³ `10_persistent` 4.3 TFLOP/s, 50% of fp32." in text
+    assert "bench tcgemm/12 --shape 4096x4096x4096 --dtype f16 --peer mine.py:mine --sustained" in text
 
 
 @pytest.mark.parametrize("text", ["no markers", f"{readme.END}\n{readme.BEGIN}", f"{readme.BEGIN}\n{readme.BEGIN}\n{readme.END}"])
@@ -257,6 +296,7 @@ def test_a_readme_that_cannot_be_is_a_line(tmp_path, row, name, says):
 
 
 def test_other_protocols_shapes_and_unknown_steps_stay_out_of_the_tables(row):
+    """What was only sustained has no table to stand under."""
     rows = [row(protocol="sustained"), row(step="99_gone"), row(shape=dict(M=3, N=3, K=3)), row(op="gone")]
     assert readme.tables(rows) == ""
 
