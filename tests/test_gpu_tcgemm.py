@@ -120,8 +120,9 @@ def test_a_launch_that_starts_early_waits_for_what_it_reads(gpu):
     np.testing.assert_array_equal(chain(False), chain(True))
 
 
-# -- bank conflicts, by ncu: of ldmatrix and stmatrix by instruction, of wgmma by its reads, of cp.async by its wavefronts, four a warp.  Rows
-# of 64 bytes, step 5's default, take cp.async more, for each goes as far as a line of L2 does (docs/notes/tcgemm.md): here they have 128.
+# -- bank conflicts, by ncu: of ldmatrix and stmatrix by instruction, of wgmma by its reads, of cp.async by its wavefronts, four a warp.
+# Rows of 64 bytes, step 5's default, take cp.async more, for each goes as far as a line of L2 does (docs/notes/tcgemm.md): here they have
+# 128.
 
 UNSWIZZLED = ("tcgemm/02_ldmatrix", "bf16", "nt")
 WHOLE_LINES = {"tcgemm/05_fragments_ahead": dict(LINE=128, STAGES=3)}
