@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from cudalab import includes, nvrtc, sass
+from cudalab import includes, nvrtc, pacing, sass
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadLaunch, CompileError, LabError, Spills
 from cudalab.installed import cure
@@ -151,7 +151,8 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
         about = dict(key=key, step=step.path, source=str(source), target=target, config=dict(plan.config), nvrtc=nvrtc.version(),
                      options=options, headers=headers, log=program.log,
                      kernels=[asdict(kernel) for kernel in _kernels(ptx, program.log, program.symbols)])
-        files = {"kernel.cu": text, "kernel.ptx": program.ptx, "kernel.cubin": program.cubin}
+        cubin = pacing.paced(program.cubin, plan.config.get(pacing.TUNABLE, 0))
+        files = {"kernel.cu": text, "kernel.ptx": program.ptx, "kernel.cubin": cubin}
         _store(folder, key, about, files)
         record = about, files
     about, files = record

@@ -227,7 +227,8 @@ class Op:
         """Register the decorated plan function as step `number`; its name and the number give the `.cu` file.
 
         tunables: NAME=default, an integer, a function of the problem, or one of problem and config for a tunable that follows from others
-        (those before it, and all that do not follow).  tune: NAME -> values that `tune` searches.
+        (those before it, and all that do not follow); one named PACE is for the machine code (pacing.py), all are macros of the source.
+        tune: NAME -> values that `tune` searches.
         zero: names of tunables for which 0 has a meaning.  min_sm: the lowest compute capability that runs it, a function of the problem
         where that depends on the kind; max_sm: the highest (wgmma ends with 9.0).  spills: the step may spill registers.
         dtypes, variants: those of the op that it takes, by default all.  emulate: shapes for the emulator in place of the op's, as text.

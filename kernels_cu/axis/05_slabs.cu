@@ -15,6 +15,35 @@ constexpr int COLUMNS = WIDE * VEC, GROUPS = WIDE < 32 ? WIDE * DEEP / 32 : DEEP
 static_assert(WIDE * DEEP <= 1024 && WIDE * DEEP % 32 == 0, "a block is a number of whole warps, at most 1024 threads");
 static_assert((WIDE & (WIDE - 1)) == 0, "WIDE is a power of 2: lanes above each other join by shuffles");
 
+// Join what lies in a column's LOADS rows from `from` on, `stride` elements apart; in as many of them as there are, if not WHOLE.
+// By pairs, so that fewer additions meet a sum that has grown: PyTorch's error, where one after the other has twice that.
+template <bool WHOLE>
+__device__ __forceinline__ void join_rows(float (&values)[VEC], const element* from, long long stride, int rows) {
+    const Operation join;
+    Pack<element, VEC> held[LOADS];
+#pragma unroll
+    for (int l = 0; l < LOADS; ++l) {
+        if (WHOLE || l < rows) held[l] = read<HINT, VEC>(from + l * stride);
+    }
+    float e[LOADS][VEC];
+#pragma unroll
+    for (int l = 0; l < LOADS; ++l) {
+        unpack(e[l], held[l]);
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) e[l][i] = WHOLE || l < rows ? e[l][i] : Operation::neutral();
+    }
+#pragma unroll
+    for (int half = LOADS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int l = 0; l < half; ++l) {
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) e[l][i] = join(e[l][i], e[l + half][i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) values[i] = join(values[i], e[0][i]);
+}
+
 // Leave what the threads of each group have joined in its row of slots.
 __device__ __forceinline__ void join_groups(float (&values)[VEC], float (*slots)[COLUMNS]) {
     const Operation join;
@@ -48,31 +77,10 @@ extern "C" __global__ void __launch_bounds__(WIDE* DEEP) axis(const element* x, 
 #pragma unroll
     for (int i = 0; i < VEC; ++i) values[i] = Operation::neutral();
     if (n < N) {
-        for (int first = slab * DEEP + down; first < M; first += LOADS * step) {
-            Pack<element, VEC> held[LOADS];
-#pragma unroll
-            for (int l = 0; l < LOADS; ++l) {
-                if (first + l * step < M) held[l] = read<HINT, VEC>(x + (first + l * step) * stride_x + n);
-            }
-            float e[LOADS][VEC];
-#pragma unroll
-            for (int l = 0; l < LOADS; ++l) {
-                unpack(e[l], held[l]);
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) e[l][i] = first + l * step < M ? e[l][i] : Operation::neutral();
-            }
-            // by pairs, so that fewer additions meet a sum that has grown: PyTorch's error, where one after the other has twice that
-#pragma unroll
-            for (int half = LOADS / 2; half > 0; half /= 2) {
-#pragma unroll
-                for (int l = 0; l < half; ++l) {
-#pragma unroll
-                    for (int i = 0; i < VEC; ++i) e[l][i] = join(e[l][i], e[l + half][i]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) values[i] = join(values[i], e[0][i]);
-        }
+        const element* from = x + n;
+        int row = slab * DEEP + down;
+        for (; row + (LOADS - 1) * step < M; row += LOADS * step) join_rows<true>(values, from + row * stride_x, step * stride_x, LOADS);
+        if (row < M) join_rows<false>(values, from + row * stride_x, step * stride_x, (M - row + step - 1) / step);
     }
     join_groups(values, slots);
     __syncthreads();  // every group's values are there before others join them

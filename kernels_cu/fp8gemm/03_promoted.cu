@@ -7,6 +7,8 @@
 // same barrier: those of A as one bulk copy, that of B through the register of the thread that starts the copies.
 // A block owns one BM x BN tile of C after another, and stores each from registers. Consumer w owns BM / CONSUMERS rows, as many
 // at a time as an instruction takes: the next ones' products wait until these are added, for want of registers.
+// So what lies between a consumer's products counts, every cycle of it: where the next slice lies is worked out while products
+// run, and PACE sets how the additions follow one another (cudalab/pacing.py), for products read the same registers.
 // Limited now by: the tensor cores' pauses between two products of a consumer, and power.
 
 #include "bulk.cuh"
@@ -110,20 +112,29 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
         __syncwarp();  // the warp goes to the cluster's barrier as one
     } else {
         raise_registers<CONSUMERS == 1 ? 240 : 232>();
-        const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32;
+        // Anybody's own lane, by a shuffle: that is kept, where what follows from threadIdx is worked out again for every slice
+        const int lane = __shfl_sync(~0u, threadIdx.x % 32, threadIdx.x % 32), reader = READERS > 1 ? lane : thread;
         const auto release = [&](int stage) {  // tell all who load into this stage that it has been read
             if (READERS > 1) __syncwarp();     // by every lane of the warp
-            if (thread % (128 / READERS) != 0) return;
+            if (reader != 0) return;
             if constexpr (CLUSTER == 1) mbarrier_arrive(empty(stage));
 #pragma unroll
             for (int i = 0; CLUSTER > 1 && i < CLUSTER_N; ++i) mbarrier_arrive_at(empty(stage), i * CLUSTER_M + rank_m);
 #pragma unroll
             for (int i = 1; i < CLUSTER_M; ++i) mbarrier_arrive_at(empty(stage), rank_n * CLUSTER_M + (rank_m + i) % CLUSTER_M);
         };
-        const unsigned long long from_a = wgmma_descriptor<LINE>(base + consumer * WM * LINE, 16, 1024);
-        const unsigned long long from_b = wgmma_descriptor<LINE>(base + TILE_A, 16, 1024);
+        const unsigned long long first_a = wgmma_descriptor<LINE>(base + consumer * WM * LINE, 16, 1024);
+        const unsigned long long first_b = wgmma_descriptor<LINE>(base + TILE_A, 16, 1024);
+        unsigned from_a = first_a, from_b = first_b;  // low halves of this stage's descriptors; the high one is the same for all
+        const auto descriptor = [&](unsigned low) { return first_a >> 32 << 32 | low; };
         int stage = 0, round = 0;
         bool landed = false;  // whether this stage's slice was seen to have landed
+#if VARIANT_BLOCK
+        const float* const first_scale = scales_of(0) + consumer * WM + warp * 16 + lane / 4;
+        const float *from_scale = first_scale, *from_scale_b = scales_of(0) + BM + 4;
+        int shift = 0;  // how many floats a slice's copy of scales begins before the first of the tile's rows
+#endif
         for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
             locate(tile);
             row += consumer * WM;
@@ -132,17 +143,15 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                 if (!landed) mbarrier_wait(full(stage), round);
 #if VARIANT_BLOCK
                 float scales[PARTS][2];  // asked for before the products start: behind them they would come late
-                const float* const from = scales_of(stage) + slice * M % 4 + consumer * WM + warp * 16 + lane / 4;
 #pragma unroll
-                for (int i = 0; i < PARTS * 2; ++i) scales[i / 2][i % 2] = from[i / 2 * 64 + i % 2 * 8] * scales_of(stage)[BM + 4];
+                for (int i = 0; i < PARTS * 2; ++i) scales[i / 2][i % 2] = from_scale[i / 2 * 64 + i % 2 * 8] * *from_scale_b;
 #endif
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
                     wgmma_fence();
 #pragma unroll
-                    for (int k = 0; k < LINE / 32; ++k)
-                        wgmma<E4M3>(some, from_a + ((stage * STAGE + part * 64 * LINE + k * 32) >> 4),
-                                    from_b + ((stage * STAGE + k * 32) >> 4), k);
+                    for (int k = 0; k < LINE; k += 32)
+                        wgmma<E4M3>(some, descriptor(from_a + (part * 64 * LINE + k) / 16), descriptor(from_b + k / 16), k > 0);
                     wgmma_commit();
                     wgmma_wait<0>();
                     pin(some);
@@ -150,14 +159,25 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                         release(stage);
                         if (++stage == STAGES) stage = 0, round ^= 1;
                         landed = mbarrier_test(full(stage), round);  // the answer comes while sums are added
+                        from_a = stage == 0 ? unsigned(first_a) : from_a + STAGE / 16;
+                        from_b = stage == 0 ? unsigned(first_b) : from_b + STAGE / 16;
+#if VARIANT_BLOCK
+                        shift = slice + 1 == slices ? 0 : (shift + M) & 3;
+                        from_scale = first_scale + stage * (SCALES / 4) + shift;
+                        from_scale_b = scales_of(stage) + BM + 4;
+#endif
                     }
 #pragma unroll
-                    for (int i = 0; i < BN / 2; ++i)
+                    for (int half = 0; half < 2; ++half)  // of the rows, which share a scale
+#pragma unroll
+                        for (int n = 0; n < BN / 4; ++n) {
+                            const int i = n / 2 * 4 + half * 2 + n % 2;
 #if VARIANT_BLOCK
-                        sums[part][i] = fmaf(some[i], scales[part][i / 2 % 2], sums[part][i]);
+                            sums[part][i] = fmaf(some[i], scales[part][half], sums[part][i]);
 #else
-                        sums[part][i] += some[i];
+                            sums[part][i] += some[i];
 #endif
+                        }
                 }
             }
 #if !VARIANT_BLOCK

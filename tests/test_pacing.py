@@ -1,0 +1,105 @@
+"""Pacing of float additions: what it changes in the machine code, and nothing else."""
+
+import numpy as np
+import pytest
+
+from cudalab import pacing, register_banks, sass
+from cudalab.build import build
+from cudalab.errors import BadConfig
+from cudalab.registry import resolve_step
+
+MAY_CHANGE = 31 << pacing.STALL | sum(1 << bit for bit in pacing.REUSE)
+STEP = resolve_step("fp8gemm/3")
+
+
+def built(pace, variant="block"):
+    problem = STEP.op.problem(dict(M=4096, N=4096, K=4096), "fp8_e4m3", variant)
+    return build(STEP.plan(problem, STEP.config(problem, dict(PACE=pace))), "sm_90a")
+
+
+def instructions(build):
+    (listing,) = sass.functions(build.sass).values()
+    return listing
+
+
+def words(cubin):
+    """Its instructions, two words each: code begins at a multiple of their bytes."""
+    return np.frombuffer(cubin[:len(cubin) // pacing.BYTES * pacing.BYTES], "<u8").reshape(-1, 2)
+
+
+@pytest.mark.parametrize("variant", ["block", "promoted"])
+def test_only_how_additions_follow_one_another_changes(variant):
+    plain, paced = built(0, variant), built(21, variant)
+    assert len(plain.cubin) == len(paced.cubin) and plain.ptx.splitlines()[1:] == paced.ptx.splitlines()[1:]
+    changed = words(plain.cubin) ^ words(paced.cubin)
+    at = np.flatnonzero(changed.any(axis=1))
+    assert len(at) >= 64 and not np.any(changed & ~np.uint64([0, MAY_CHANGE]))
+    assert set((words(plain.cubin)[at, 0] & 0xFFF).tolist()) <= set(pacing.ADDITIONS)
+
+    shown = [[(i.address, i.opcode, i.operands.replace(".reuse", "")) for i in instructions(b)] for b in (plain, paced)]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("pace, cycles", [(21, [2, 1]), (12, [1, 2]), (113, [1, 1, 3])])
+def test_the_digits_are_cycles_in_turn(pace, cycles):
+    low, codes = words(pacing.paced(built(0).cubin, pace)).T
+    codes = codes[low & 0xFFF == 0x223]
+    stalls = codes >> pacing.STALL & 15
+    wanted = np.resize(cycles, len(codes))
+    assert np.all(codes >> pacing.STAY & 1) and np.all(stalls >= wanted) and np.mean(stalls == wanted) > 0.9
+
+
+def test_a_scale_that_stays_in_the_operand_cache_is_no_conflict():
+    plain, paced = (register_banks.count(sass.main_loop(instructions(built(pace)))) for pace in (0, 21))
+    assert plain.multiply_adds == paced.multiply_adds >= 128
+    assert plain.conflicts > plain.multiply_adds / 2.5 and paced.conflicts < paced.multiply_adds / 6
+
+
+def test_an_operand_that_is_overwritten_is_not_kept():
+    """By hand: R4 is shared and stays, R1 is shared and overwritten, R7 is another register."""
+    def multiply_add(d, a, b, c):
+        return (0x223 | d << 16 | a << 24 | b << 32).to_bytes(8, "little") + (c | 1 << pacing.STALL).to_bytes(8, "little")
+
+    code = multiply_add(0, 4, 1, 0) + multiply_add(1, 4, 1, 1) + multiply_add(2, 7, 1, 2)
+    paced = pacing.paced(elf(code), 1)
+    kept = [int.from_bytes(paced[at + 8:at + 16], "little") >> pacing.REUSE[0] & 3 for at in range(64, 112, 16)]
+    assert kept == [0b11, 0b00, 0b00]
+
+
+def elf(code):
+    """An ELF64 file of one function: the header, the code, names, and headers of the two sections."""
+    names = b"\0.text.k\0.shstrtab\0"
+    at = 64 + len(code) + len(names)
+    header = bytearray(64)
+    header[0x28:0x30] = at.to_bytes(8, "little")
+    header[0x3A:0x40] = b"".join(number.to_bytes(2, "little") for number in (64, 2, 1))
+    sections = [(1, 64, len(code)), (9, 64 + len(code), len(names))]
+    heads = b"".join(name.to_bytes(4, "little") + bytes(20) + start.to_bytes(8, "little") + size.to_bytes(8, "little") + bytes(24)
+                     for name, start, size in sections)
+    return bytes(header) + code + names + heads
+
+
+def test_a_pace_without_cycles_is_refused():
+    assert pacing.paced(b"anything", 0) == b"anything"
+    for pace in (10, 201):
+        with pytest.raises(BadConfig, match="1 to 9"):
+            built(pace)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["block", "promoted"])
+def test_pacing_changes_no_result(gpu, variant):
+    import cupy
+
+    from cudalab.check import draw, generator
+    problem = STEP.op.problem(dict(M=520, N=392, K=1552), "fp8_e4m3", variant)
+    outputs = []
+    for pace in (0, 21, 12, 9):
+        plan = STEP.plan(problem, STEP.config(problem, dict(PACE=pace)))
+        with gpu.stream:
+            tensors = gpu.allocate(plan.tensors.values(), "a test")
+            for name, values in draw(STEP.op, problem, STEP.op.kinds[0], generator(0, cupy)).items():
+                tensors[name][...] = values
+            gpu.prepare(plan, tensors)()
+            outputs.append(tensors["C"].get())
+    assert all(np.array_equal(outputs[0].view(np.uint16), other.view(np.uint16)) for other in outputs[1:])
