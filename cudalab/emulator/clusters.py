@@ -76,8 +76,7 @@ class ClusterBarriers(Waiter):
         if twice.any():
             raise chunk.fault(int(lanes[np.argmax(twice)]), site, "a thread arrives at the cluster's barrier twice without waiting for it")
         self.arrived[lanes] = True
-        if releases:
-            self._tell("release", lanes, site)
+        self._tell("release" if releases else "relaxed", lanes, site)
         self._open()
 
     def arrive(self, scheduler: Scheduler, lanes, values, following, site) -> None:

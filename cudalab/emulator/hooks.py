@@ -24,6 +24,9 @@ class Observer:
     def end(self, chunk) -> None:
         """All its lanes have ended."""
 
+    def exited(self, lanes, site: int) -> None:
+        """Lanes (array) have ended at an instruction."""
+
     def segment(self, segment, lanes) -> None:
         """Lanes are about to run a segment: each of its instructions once."""
 
@@ -65,6 +68,12 @@ class Observer:
     def release(self, key, lanes, site: int) -> None:
         """Lanes (array) arrive at a barrier object (mbarrier, cluster barrier) with release semantics: who acquires it will know all that
         they know now."""
+
+    def relaxed(self, key, lanes, site: int) -> None:
+        """Lanes (array) arrive at a barrier object without release semantics, or change the bytes that an mbarrier counts."""
+
+    def counted(self, index, lanes, site: int) -> None:
+        """Copies that lanes start, one each, are to count at the mbarriers at flat indices."""
 
     def acquire(self, key, lanes, site: int) -> None:
         """Lanes (array) have seen the barrier object complete, with acquire semantics."""
