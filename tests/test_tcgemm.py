@@ -13,7 +13,7 @@ from cudalab import counted, products, registry
 from cudalab.build import build, verify
 from cudalab.check import check_step, draw, generator
 from cudalab.emulator import Emulator, KernelFault
-from cudalab.emulator.sanitizer import MissingProxyFence, Race
+from cudalab.emulator.sanitizer import EndedBlock, MissingProxyFence, Race
 from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 from cudalab.expressions import cdiv
 from cudalab.parts.p06_tcgemm import tcgemm
@@ -129,7 +129,13 @@ PLANTED = [
     ("no proxy fence between zeros and copies", "fp8gemm/3", "    fence_proxy_async();  // copies write there\n", "",
      MissingProxyFence, "TMA writes to .* without fence"),
     ("no proxy fence between a scale by hand and copies", "fp8gemm/3", "fence_proxy_async();  // later", ";  // later",
-     MissingProxyFence, "TMA writes to .* without fence")]
+     MissingProxyFence, "TMA writes to .* without fence"),
+    *(("sums sent to a barrier that may not be made yet", step, "            cluster_wait();  // the others", "            // the others",
+       Race, "use of an mbarrier and the write by .*mbarrier.init.* a barrier of the cluster between")
+      for step in ("tcgemm/12", "fp8gemm/2")),
+    *(("blocks that end while others signal them", step, "cluster_arrive(), cluster_wait();  // nobody's barriers go", ";  // barriers go",
+       EndedBlock, "too early: block .*mbarrier.arrive.*; a barrier of the cluster, or")
+      for step in ("tcgemm/9", "tcgemm/10", "tcgemm/11", "fp8gemm/1", "fp8gemm/3"))]
 
 
 @pytest.mark.parametrize("name, old, new, fault, says", [p[1:] for p in PLANTED],
@@ -142,8 +148,9 @@ def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
     assert text.count(old) == 1
     source.write_text(text.replace(old, new))
     step = dataclasses.replace(step, source=source)
-    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
-                 "fp8gemm/3": "BM=64 STAGES=2 WORKERS=1"}
+    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=2 CLUSTER_M=2", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
+                 "fp8gemm/1": "STAGES=2 CLUSTER_M=2", "fp8gemm/2": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
+                 "fp8gemm/3": "BM=64 STAGES=2 WORKERS=2 CLUSTER_M=2"}
     shape, kind = (dict(M=71, N=136, K=272), ("fp8_e4m3", "block")) if name == "fp8gemm/3" else (dict(M=72, N=136, K=400), ())
     problem = step.op.problem(shape, *kind)
     plan = step.plan(problem, step.config(problem, config(overrides.get(name, "STAGES=2"))))
