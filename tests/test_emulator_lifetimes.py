@@ -1,11 +1,15 @@
 """How long a block of a cluster must live, and when its mbarriers are there for others: judged by what orders, whoever runs longer."""
 
+import re
+
 import numpy as np
 import pytest
 
-from cudalab.emulator import KernelFault
+from cudalab.check import draw, generator
+from cudalab.emulator import Emulator, KernelFault
 from cudalab.emulator.sanitizer import EndedBlock, Race
 from hopper import BOTH, run, words
+from planted import planted
 
 LONGER = "if (rank() == slow) {\n#pragma unroll 1\nfor (int i = 0; i < 600; i++) __nanosleep(1);\n}\n"
 BEGIN = """
@@ -42,8 +46,8 @@ RELAXED = "cluster_arrive_relaxed(); cluster_wait();"
 FENCED = 'asm volatile("fence.acq_rel.cluster;" ::: "memory"); ' + RELAXED
 WAITS = "if (rank() == 1 && t == 3) wait(&b, 0);"  # one thread of the block is enough
 EXPECTS = "if (rank() == 1 && t == 0) expect(&b, 16);"
-SOON = "end too early: block .0, 0, 0., thread .* uses its shared memory at .*kernel.cu:.*; a barrier of the cluster, or .* would; block .1"
-LANDS = "end too early: a copy uses its shared memory at .*kernel.cu:.*; a wait of this block for its mbarrier would; block .1, 0, 0."
+SOON = r"end too early: block .*, thread .* uses its shared memory at \S+:\d+.*; a barrier of the cluster, or .* would; block .*"
+LANDS = r"end too early: a copy uses its shared memory at \S+:\d+.*; a wait of this block for its mbarrier would; block .*"
 PENDING = "a block ends while a copy has yet to (write|read) its shared memory; wait for that first"
 both_ways = pytest.mark.parametrize("slow", [0, 1])  # the block that runs longer
 
@@ -136,3 +140,37 @@ def test_a_fence_of_mbarriers_hands_over_nothing_else():
     with pytest.raises(Race, match="a barrier of the cluster between them would"):
         program(body + "if (rank() == 0) " + 'asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(out[t]) : "r"(mapa(shared(x), 1)));'
                 + BARRIER, 1)
+
+
+# -- the ladders in which blocks share rows; those of tensor cores: test_tcgemm.py
+
+MEETING = "cluster_wait();  // every block of the cluster runs\n"
+ROW = "if (row == 0) cluster_wait();  // every block of the cluster runs\n"
+HERE = "            cluster_arrive();\n            cluster_wait();  // every warp's"
+SENT = "mbarrier_wait(shared_address(&arrived), 0);"
+
+
+@pytest.mark.parametrize("name, old, new, says, tunables", [
+    ("softmax/cluster", MEETING, "", UNORDERED, dict(CLUSTER=4, LANES=64)),
+    ("rmsnorm/cluster", MEETING, "", UNORDERED, dict(CLUSTER=4, LANES=64, EARLY=0)),
+    ("layernorm/cluster", MEETING, "", UNORDERED, dict(CLUSTER=4, LANES=64)),
+    ("argmax/cluster", MEETING, "", "this use of an mbarrier and the write by .*mbarrier.init.* are not ordered", dict(CLUSTER=3, LANES=64)),
+    ("softmax/bulk", ROW, "", UNORDERED, dict(CLUSTER=2, LANES=32, ROWS=2)),
+    ("rmsnorm/bulk", ROW, "", UNORDERED, dict(CLUSTER=2, LANES=32, ROWS=2)),
+    ("layernorm/bulk", ROW, "", UNORDERED, dict(CLUSTER=2, LANES=32, ROWS=2)),
+    ("layernorm/kept", "cluster_arrive(), cluster_wait();  // in every", ";  // in every", UNORDERED,
+     dict(CLUSTER=4, LANES=32, STAGES=3, GRID=8)),
+    # values that others send and nobody waits for: the block may have ended when they come
+    ("softmax/cluster", SENT, "return;", f"{PENDING}|{LANDS}", dict(CLUSTER=4, LANES=64)),
+    ("rmsnorm/cluster", SENT, "return;", f"{PENDING}|{LANDS}", dict(CLUSTER=4, LANES=64, EARLY=0)),
+    ("layernorm/cluster", SENT, "return;", f"{PENDING}|{LANDS}", dict(CLUSTER=4, LANES=64)),
+    ("argmax/cluster", SENT, "return;", f"{PENDING}|{LANDS}", dict(CLUSTER=3, LANES=64)),
+    *((f"{op}/pipelined", HERE, f"if (row + clusters >= M) return;\n{HERE}", SOON,
+       dict(CLUSTER=2, LANES=64, GRID=4, STAGES=2)) for op in ("softmax", "rmsnorm", "layernorm"))], ids=lambda value: value if isinstance(value, str) and re.fullmatch(r"\w+/\w+", value) else "")
+@BOTH
+def test_a_meeting_of_the_cluster_that_is_left_out(name, old, new, says, tunables, delivery, tmp_path):
+    step = planted(name, old, new, tmp_path)
+    problem = step.op.problem(dict(M=5, N=1104), "f32")
+    plan = step.plan(problem, step.config(problem, tunables))
+    with pytest.raises(KernelFault, match=says):
+        Emulator(sanitize=True, delivery=delivery).run(plan, draw(step.op, problem, "normal", generator(0)))

@@ -1,9 +1,7 @@
 """Part 6: what the shapes of the ladders' own tests do not reach: blocks that stay, turns, clusters, pieces of K, empty pieces; bank
 conflicts; planted bugs; what refuses a shape; which step matmul takes."""
 
-import dataclasses
 import re
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +16,7 @@ from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 from cudalab.expressions import cdiv
 from cudalab.parts.p06_tcgemm import tcgemm
 from cudalab.spec import KERNELS
+from planted import planted
 
 FOUR_TILES = dict(M=264, N=72, K=144)
 
@@ -141,13 +140,7 @@ PLANTED = [
 @pytest.mark.parametrize("name, old, new, fault, says", [p[1:] for p in PLANTED],
                          ids=[f"{p[1]}-{p[0]}".replace("/", "_").replace(" ", "_") for p in PLANTED])
 def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
-    step = registry.resolve_step(name)
-    shutil.copytree(step.source.parent.parent, tmp_path / "kernels_cu")
-    source = tmp_path / "kernels_cu" / step.source.parent.name / step.source.name
-    text = source.read_text()
-    assert text.count(old) == 1
-    source.write_text(text.replace(old, new))
-    step = dataclasses.replace(step, source=source)
+    step = planted(name, old, new, tmp_path)
     overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=2 CLUSTER_M=2", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
                  "fp8gemm/1": "STAGES=2 CLUSTER_M=2", "fp8gemm/2": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
                  "fp8gemm/3": "BM=64 STAGES=2 WORKERS=2 CLUSTER_M=2"}
