@@ -101,6 +101,9 @@ class ClusterBarriers(Waiter):
         arrived = self.arrived.reshape(rows)
         full = (arrived | ~chunk.alive.reshape(rows)).all(axis=1) & arrived.any(axis=1)
         if full.any():
+            for observer in chunk.observers:
+                for cluster in full.nonzero()[0].tolist():
+                    observer.opened(("cluster", cluster))
             self.opened.reshape(rows)[full] |= arrived[full]
             arrived[full] = False
             self._let_go()

@@ -173,6 +173,9 @@ class Mbarriers(Waiter):
         done = numbers[(self.pending[numbers] == 0) & (self.tx[numbers] == 0) & (self.expected[numbers] >= 0)]
         self.memory.changes += 1
         if len(done):
+            for observer in self.chunk.observers:
+                for at in self.index[done].tolist():
+                    observer.opened(("mbarrier", at))
             self.phase[done] += 1
             self.pending[done] = self.expected[done]
             self._release()

@@ -32,11 +32,13 @@ class Pieces:
 
 
 class Proxies:
-    """Of one chunk.  objects: barrier object -> the row of all that has been released into it."""
+    """Of one chunk.  objects: barrier object -> the row of all that has been released into it; opened: the same, until its last phase ended.
+    Rows are never changed."""
 
     def __init__(self, sanitizer):
         self.sanitizer, self.clocks = sanitizer, sanitizer.clocks
         self.objects: dict = {}
+        self.opened: dict = {}
         self.fenced = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.proxy.async
         self.makers = np.zeros(sanitizer.chunk.count, bool)  # lanes that have initialised mbarriers
         self.offered = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.mbarrier_init
@@ -101,9 +103,14 @@ class Proxies:
             row = np.maximum(held, row)
         self.objects[key] = row
 
-    def acquire(self, key, lanes) -> None:
+    def open(self, key) -> None:
+        """A phase of a barrier object is over.  What is released into it from now on, who waits for that phase need not have seen."""
         if key in self.objects:
-            self.clocks.learn(np.asarray(lanes), self.objects[key])
+            self.opened[key] = self.objects[key]
+
+    def acquire(self, key, lanes) -> None:
+        if key in self.opened:
+            self.clocks.learn(np.asarray(lanes), self.opened[key])
 
     def _pieces(self, index, size: int, lanes, site: int):
         """The places of an asynchronous access, by space."""

@@ -229,6 +229,7 @@ class Sanitizer(Observer):
                     clocks.block_barrier(here, np.array([block]))
                 elif len(here):
                     self.proxies.release(("barrier", number, int(block)), here)
+                    self.proxies.open(("barrier", number, int(block)))
                     self.proxies.acquire(("barrier", number, int(block)), here)
                 self.proxies.objects.pop(("barrier", number, int(block)), None)
         self.tick(going[0][2])
@@ -278,6 +279,9 @@ class Sanitizer(Observer):
     def counted(self, index, lanes, site):
         self.tick(site)
         self.proxies.counted(index, lanes, site)
+
+    def opened(self, key):
+        self.proxies.open(key)
 
     def acquire(self, key, lanes, site):
         self.tick(site)
