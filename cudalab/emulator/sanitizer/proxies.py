@@ -32,8 +32,8 @@ class Pieces:
 
 
 class Proxies:
-    """Of one chunk.  objects: barrier object -> the row of all that has been released into it; opened: the same, until its last phase ended.
-    Rows are never changed."""
+    """Of one chunk.  objects: barrier object -> the row of all that has been released into it; opened: the same, as it was when a phase
+    last ended.  Rows are never changed."""
 
     def __init__(self, sanitizer):
         self.sanitizer, self.clocks = sanitizer, sanitizer.clocks
