@@ -1,8 +1,6 @@
 """The sanitizer: planted bugs of every kind, each found and named; the kernels they were planted in clean."""
 
-import dataclasses
 import re
-import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -19,6 +17,7 @@ from cudalab.spec import TensorMap
 from emulated import compile_cuda
 from kinds import few
 from mutants import HOPPER, LADDER, SMALL
+from planted import planted
 
 FOLDER = Path(__file__).parent / "mutants"
 KERNELS = Path(__file__).parent / "kernels"
@@ -129,16 +128,12 @@ def test_stream_k_is_clean_where_blocks_wait_for_each_other():
 
 @pytest.mark.parametrize("mutant", LADDER, ids=lambda mutant: mutant.id)
 def test_bugs_in_the_ladder_are_found(mutant, tmp_path):
-    step = registry.resolve_step(mutant.kernel)
-    shutil.copytree(step.source.parent.parent, tmp_path / "kernels_cu")
-    source = tmp_path / "kernels_cu" / step.source.parent.name / step.source.name
-    source.write_text(change(source.read_text(), mutant))
-    step = dataclasses.replace(step, source=source)
+    step = planted(mutant.kernel, mutant.old, mutant.new, tmp_path)
     problem = planted_at(step)
     plan = step.plan(problem, step.config(problem, dict(mutant.tunables)))
     with pytest.raises(mutant.fault, match=mutant.says) as found:
         Emulator(sanitize=True).run(plan, draw(step.op, problem, "normal", generator(0)))
-    assert re.search(rf"{source.name}:\d+", str(found.value)) and "\n" not in str(found.value)
+    assert re.search(rf"{step.source.name}:\d+", str(found.value)) and "\n" not in str(found.value)
 
 
 BULK = """__shared__ float4 s[256]; s[threadIdx.x] = make_float4(0, 0, 0, 0); asm volatile("fence.proxy.async;\\n"

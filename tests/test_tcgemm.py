@@ -1,9 +1,7 @@
 """Part 6: what the shapes of the ladders' own tests do not reach: blocks that stay, turns, clusters, pieces of K, empty pieces; bank
 conflicts; planted bugs; what refuses a shape; which step matmul takes."""
 
-import dataclasses
 import re
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +11,12 @@ from cudalab import counted, products, registry
 from cudalab.build import build, verify
 from cudalab.check import check_step, draw, generator
 from cudalab.emulator import Emulator, KernelFault
-from cudalab.emulator.sanitizer import MissingProxyFence, Race
+from cudalab.emulator.sanitizer import EndedBlock, MissingProxyFence, Race
 from cudalab.errors import BadConfig, BadShape, LabError, UnknownName
 from cudalab.expressions import cdiv
 from cudalab.parts.p06_tcgemm import tcgemm
 from cudalab.spec import KERNELS
+from planted import planted
 
 FOUR_TILES = dict(M=264, N=72, K=144)
 
@@ -129,21 +128,22 @@ PLANTED = [
     ("no proxy fence between zeros and copies", "fp8gemm/3", "    fence_proxy_async();  // copies write there\n", "",
      MissingProxyFence, "TMA writes to .* without fence"),
     ("no proxy fence between a scale by hand and copies", "fp8gemm/3", "fence_proxy_async();  // later", ";  // later",
-     MissingProxyFence, "TMA writes to .* without fence")]
+     MissingProxyFence, "TMA writes to .* without fence"),
+    *(("sums sent to a barrier that may not be made yet", step, "            cluster_wait();  // the others", "            // the others",
+       Race, "use of an mbarrier and the write by .*mbarrier.init.* a barrier of the cluster between")
+      for step in ("tcgemm/12", "fp8gemm/2")),
+    *(("blocks that end while others signal them", step, "cluster_arrive(), cluster_wait();  // nobody's barriers go", ";  // barriers go",
+       EndedBlock, "too early: block .*mbarrier.arrive.*; a barrier of the cluster, or")
+      for step in ("tcgemm/9", "tcgemm/10", "tcgemm/11", "fp8gemm/1", "fp8gemm/3"))]
 
 
 @pytest.mark.parametrize("name, old, new, fault, says", [p[1:] for p in PLANTED],
                          ids=[f"{p[1]}-{p[0]}".replace("/", "_").replace(" ", "_") for p in PLANTED])
 def test_planted_bugs_are_found(name, old, new, fault, says, tmp_path):
-    step = registry.resolve_step(name)
-    shutil.copytree(step.source.parent.parent, tmp_path / "kernels_cu")
-    source = tmp_path / "kernels_cu" / step.source.parent.name / step.source.name
-    text = source.read_text()
-    assert text.count(old) == 1
-    source.write_text(text.replace(old, new))
-    step = dataclasses.replace(step, source=source)
-    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=1", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
-                 "fp8gemm/3": "BM=64 STAGES=2 WORKERS=1"}
+    step = planted(name, old, new, tmp_path)
+    overrides = {"tcgemm/11": "BN=128 STAGES=3 STORES=1 WORKERS=2 CLUSTER_M=2", "tcgemm/12": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
+                 "fp8gemm/1": "STAGES=2 CLUSTER_M=2", "fp8gemm/2": "BM=64 CONSUMERS=1 BN=32 SPLIT=2 STAGES=3",
+                 "fp8gemm/3": "BM=64 STAGES=2 WORKERS=2 CLUSTER_M=2"}
     shape, kind = (dict(M=71, N=136, K=272), ("fp8_e4m3", "block")) if name == "fp8gemm/3" else (dict(M=72, N=136, K=400), ())
     problem = step.op.problem(shape, *kind)
     plan = step.plan(problem, step.config(problem, config(overrides.get(name, "STAGES=2"))))

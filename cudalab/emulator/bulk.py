@@ -118,7 +118,10 @@ def destinations(chunk, lane: int, first: int, barrier: int | None, blocks: int 
     cluster = int(chunk.block_of[lane]) // size * size
     for rank in range(size):
         if blocks >> rank & 1:
-            yield tuple(at if at is None else start + (cluster + rank) * stride + (at - start) % stride for at in (first, barrier))
+            block = start + (cluster + rank) * stride
+            if chunk.ended(block):
+                raise chunk.fault(lane, site, f"a copy to block {rank} of the cluster, which has ended")
+            yield tuple(at if at is None else block + (at - start) % stride for at in (first, barrier))
 
 
 def check_range(chunk, space: str, first: int, nbytes: int, lane: int, site: int, what: str) -> None:

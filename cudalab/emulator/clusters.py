@@ -76,8 +76,7 @@ class ClusterBarriers(Waiter):
         if twice.any():
             raise chunk.fault(int(lanes[np.argmax(twice)]), site, "a thread arrives at the cluster's barrier twice without waiting for it")
         self.arrived[lanes] = True
-        if releases:
-            self._tell("release", lanes, site)
+        self._tell("release" if releases else "relaxed", lanes, site)
         self._open()
 
     def arrive(self, scheduler: Scheduler, lanes, values, following, site) -> None:
@@ -102,6 +101,9 @@ class ClusterBarriers(Waiter):
         arrived = self.arrived.reshape(rows)
         full = (arrived | ~chunk.alive.reshape(rows)).all(axis=1) & arrived.any(axis=1)
         if full.any():
+            for observer in chunk.observers:
+                for cluster in full.nonzero()[0].tolist():
+                    observer.opened(("cluster", cluster))
             self.opened.reshape(rows)[full] |= arrived[full]
             arrived[full] = False
             self._let_go()

@@ -24,6 +24,9 @@ class Observer:
     def end(self, chunk) -> None:
         """All its lanes have ended."""
 
+    def exited(self, lanes, site: int) -> None:
+        """Lanes (array) have ended at an instruction."""
+
     def segment(self, segment, lanes) -> None:
         """Lanes are about to run a segment: each of its instructions once."""
 
@@ -59,15 +62,23 @@ class Observer:
     def warp_barrier(self, warps, members, site: int) -> None:
         """Lanes (warp.Warps) execute bar.warp.sync with a member mask."""
 
-    # -- asynchronous units (TMA, wgmma) and what orders them; key: anything hashable that names a barrier object and, where it has phases,
-    #    needs no phase: what was released into it earlier stays known
+    # -- asynchronous units (TMA, wgmma) and what orders them; key: anything hashable that names a barrier object, of all its phases
 
     def release(self, key, lanes, site: int) -> None:
         """Lanes (array) arrive at a barrier object (mbarrier, cluster barrier) with release semantics: who acquires it will know all that
         they know now."""
 
+    def relaxed(self, key, lanes, site: int) -> None:
+        """Lanes (array) arrive at a barrier object without release semantics, or change the bytes that an mbarrier counts."""
+
+    def counted(self, index, lanes, site: int) -> None:
+        """Copies that lanes start, one each, are to count at the mbarriers at flat indices."""
+
+    def opened(self, key) -> None:
+        """A phase of a barrier object is over: who acquires the object from now on will know what was released into it until now."""
+
     def acquire(self, key, lanes, site: int) -> None:
-        """Lanes (array) have seen the barrier object complete, with acquire semantics."""
+        """Lanes (array) have seen a phase of the barrier object end, with acquire semantics."""
 
     def async_read(self, index, size: int, lanes, site: int) -> None:
         """A unit of the async proxy (wgmma operands, TMA store) reads `size` bytes at each flat index for lanes (one each, or one for all),

@@ -96,8 +96,7 @@ class Mbarriers(Waiter):
         tx: bytes to expect before, or None.  releases: not .relaxed.
         """
         numbers = self.find(index, lanes, site)
-        if releases:
-            self._tell("release", index, lanes, site)
+        self._tell("release" if releases else "relaxed", index, lanes, site)
         if tx is not None:
             self._expect(numbers, lanes, tx, site)
         unique, inverse = np.unique(numbers, return_inverse=True)
@@ -120,6 +119,7 @@ class Mbarriers(Waiter):
 
     def expect(self, index, lanes, tx, site) -> None:
         numbers = self.find(index, lanes, site)
+        self._tell("relaxed", index, lanes, site)
         self._expect(numbers, lanes, tx, site)
         self._complete(np.unique(numbers))
 
@@ -173,6 +173,9 @@ class Mbarriers(Waiter):
         done = numbers[(self.pending[numbers] == 0) & (self.tx[numbers] == 0) & (self.expected[numbers] >= 0)]
         self.memory.changes += 1
         if len(done):
+            for observer in self.chunk.observers:
+                for at in self.index[done].tolist():
+                    observer.opened(("mbarrier", at))
             self.phase[done] += 1
             self.pending[done] = self.expected[done]
             self._release()

@@ -88,7 +88,8 @@ def mbarrier_bytes(chunk, place, offset, lanes, count, mask, site, tx, expects):
     if len(who):
         index = indices(chunk.memory, place, offset, count, positions, BYTES, "an mbarrier", site)
         barriers = chunk.waiters["mbarrier"]
-        (barriers.expect if expects else barriers.complete_bytes)(index, who, values_of(tx, count, positions), site)
+        tx = values_of(tx, count, positions)
+        barriers.expect(index, who, tx if expects else -tx, site)
 
 
 @instruction("mbarrier.pending_count", types="b64")

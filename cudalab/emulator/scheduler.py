@@ -81,6 +81,7 @@ class Scheduler:
         self.spinners = Spinners(chunk, segments)
         self._seen: Snapshot | None = None
         self._next_look = FIRST_LOOK
+        self.site = -1  # the last instruction of the segment that ran last
 
     def run(self) -> None:
         """Raises KernelFault (Deadlock among them)."""
@@ -113,6 +114,7 @@ class Scheduler:
                 for observer in chunk.observers:
                     observer.segment(segment, lanes)
             self.spinners.ran(start, lanes)
+            self.site = segment.end - 1
             self._follow(segment, lanes, segment.function(chunk, chunk.registers, lanes))
 
     def resume(self, at: int, lanes: np.ndarray | None) -> None:
@@ -197,6 +199,8 @@ class Scheduler:
         chunk.living -= len(every)
         for waiter in chunk.waiters.values():
             waiter.exited(self, every)
+        for observer in chunk.observers:
+            observer.exited(every, self.site)
         for at in list(self.parked):
             self.resume(at, self.parked.pop(at))
 

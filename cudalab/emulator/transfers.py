@@ -47,6 +47,12 @@ class Transfers(Waiter):
 
     def start(self, copies: list[Copy]) -> None:
         """Copies of one instruction."""
+        counted = [copy for copy in copies if copy.barrier is not None]
+        if counted:
+            index, lanes = (np.array([getattr(copy, name) for copy in counted]) for name in ("barrier", "lane"))
+            self.chunk.waiters["mbarrier"].find(index, lanes, counted[0].site)  # made now, not only by when the copy arrives
+            for observer in self.observers:
+                observer.counted(index, lanes, counted[0].site)
         for copy in copies:
             if copy.barrier is None:
                 copy.group = 0 if self.committed is None else int(self.committed[copy.lane])
@@ -111,7 +117,8 @@ class Transfers(Waiter):
             for part, what in ((copy.target, "write"), (copy.source if copy.data is None else None, "read")):
                 block = (getattr(part, "first", -1) - self.memory.shared_start) // chunk.shared_stride
                 if 0 <= block < chunk.blocks and not alive[block]:
-                    raise chunk.fault(copy.lane, copy.site, f"a block ends while a copy has yet to {what} its shared memory")
+                    raise chunk.fault(copy.lane, copy.site, f"a block ends while a copy has yet to {what} its shared memory; wait for "
+                                                            "that first")
         if not alive.any():  # what is left writes global memory
             self._finish([copy for copy in self.copies if copy.target is not None])
             self.copies = []

@@ -15,6 +15,10 @@ class ChangedInput(KernelFault):
     """A write into an input, which the next run would find changed."""
 
 
+class EndedBlock(KernelFault):
+    """An access to the shared memory of another block of the cluster, which may have ended by then."""
+
+
 class InFlight(KernelFault):
     """An access to bytes that an asynchronous copy is still to write."""
 

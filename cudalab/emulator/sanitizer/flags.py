@@ -19,6 +19,7 @@ class Flags:
         count = clocks.chunk.count
         self.fenced = np.zeros(count, np.int64)  # time of each lane's last fence of any scope
         self.wide = np.zeros(count, np.int64)  # of its last fence of the device
+        self.cluster = np.zeros(count, np.int64)  # of its last fence of the cluster, or of more
         self.base, self.warp_base = np.zeros(count, np.int64), np.zeros(count, np.int64)  # what it knew then
         self.row = np.zeros(count, np.intp)
         clocks.pinned.append(self.row)
@@ -37,6 +38,8 @@ class Flags:
         near = ".cta" in mnemonic or ".cluster" in mnemonic and "gpu" not in mnemonic
         if not near:
             self.wide[some] = clocks.now
+        if ".cta" not in mnemonic:
+            self.cluster[some] = clocks.now
         self.base[some], self.warp_base[some], self.row[some] = clocks.base[some], clocks.warp_base[some], clocks.row[some]
         if self.seen:
             for lane in [lane for lane in self.seen if lanes is None or np.any(lanes == lane)]:
@@ -104,6 +107,11 @@ class Flags:
             return False
         self.written[index, lane] = state
         return True
+
+    def fenced_for_cluster(self, lanes):
+        """What those of the lanes whose last fence was the cluster's, or wider, hand over at an arrival without release; None: nothing."""
+        lanes = lanes[(self.cluster[lanes] > 0) & (self.cluster[lanes] == self.fenced[lanes])]
+        return self._handed_over(lanes, self.cluster) if len(lanes) else None
 
     def _handed_over(self, lanes, fences):
         clocks = self.clocks

@@ -32,16 +32,22 @@ class Pieces:
 
 
 class Proxies:
-    """Of one chunk.  objects: barrier object -> the row of all that has been released into it."""
+    """Of one chunk.  objects: barrier object -> the row of all that has been released into it; opened: the same, as it was when a phase
+    last ended.  Rows are never changed."""
 
     def __init__(self, sanitizer):
         self.sanitizer, self.clocks = sanitizer, sanitizer.clocks
         self.objects: dict = {}
+        self.opened: dict = {}
         self.fenced = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.proxy.async
+        self.makers = np.zeros(sanitizer.chunk.count, bool)  # lanes that have initialised mbarriers
+        self.offered = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.mbarrier_init
         self.issued: dict[tuple[str, int], tuple[np.ndarray, int]] = {}  # (space, first cell) -> (cells, site) of writes under way
         self.reading: deque = deque(maxlen=1024)  # of the newest reads
 
     def fence(self, mnemonic: str, lanes) -> None:
+        if "mbarrier_init" in mnemonic:
+            self.offered[slice(None) if lanes is None else lanes] = self.clocks.now
         if "proxy.async" in mnemonic:
             self.fenced[slice(None) if lanes is None else lanes] = self.clocks.now
 
@@ -53,14 +59,43 @@ class Proxies:
         pieces = Pieces("shared", sanitizer.shared, np.full(len(lanes), key[1]), 8, lanes, site)
         if sanitizer.chunk.image.instructions[site].has("init"):
             sanitizer.shared.unset[pieces.cells] = False
+            self.makers[lanes] = True
             sanitizer.races["shared"].store(pieces, lambda at, winners: np.zeros(len(at), bool))
         else:
-            sanitizer.races["shared"].atomic(pieces)
+            sanitizer.races["shared"].barrier(pieces, self._made, now=True)
+
+    def counted(self, index, lanes, site: int) -> None:
+        """Lanes, or copies that they start, are to count at mbarriers: these must have been made before."""
+        sanitizer = self.sanitizer
+        sanitizer.races["shared"].barrier(Pieces("shared", sanitizer.shared, index, 8, lanes, site), self._made, now=False)
+
+    def offer(self, key, lanes) -> None:
+        """Lanes arrive at the cluster's barrier .relaxed.  They hand over what they knew at a fence of the cluster, and of the mbarriers
+        that they made before a fence.mbarrier_init that these are made, as units of their own."""
+        known = self.sanitizer.flags.fenced_for_cluster(lanes)
+        if known is not None:
+            self.put(key, known)
+        for lane in lanes[self.makers[lanes] & (self.offered[lanes] > 0)].tolist():
+            self.tell(key, ("made", lane), self.offered[lane])
+
+    def _made(self, lanes, records) -> np.ndarray:
+        """For each lane: does it know, by what `offer` offered, of the initialisation that a record tells?"""
+        clocks = self.clocks
+        units = np.array([clocks.agents.get(("made", maker), -1) for maker in (records & LANE).tolist()])
+        return (units >= 0) & (clocks.rows[clocks.row[lanes], units] >= records >> SHIFT)
+
+    def tell(self, key, unit, time: int) -> np.ndarray:
+        """Who acquires a barrier object shall know what an asynchronous unit (clocks.agent) did up to a time.  Returns that as a row."""
+        agent = self.clocks.agent(unit)
+        row = np.zeros(self.clocks.rows.shape[1], np.int64)
+        row[agent] = time
+        self.put(key, row)
+        return row
 
     def release(self, key, lanes) -> None:
-        self._put(key, self.clocks.snapshot(np.asarray(lanes)))
+        self.put(key, self.clocks.snapshot(np.asarray(lanes)))
 
-    def _put(self, key, row) -> None:
+    def put(self, key, row) -> None:
         held = self.objects.get(key)
         if held is not None:
             if len(held) < len(row):
@@ -68,9 +103,14 @@ class Proxies:
             row = np.maximum(held, row)
         self.objects[key] = row
 
-    def acquire(self, key, lanes) -> None:
+    def open(self, key) -> None:
+        """A phase of a barrier object is over.  What is released into it from now on, who waits for that phase need not have seen."""
         if key in self.objects:
-            self.clocks.learn(np.asarray(lanes), self.objects[key])
+            self.opened[key] = self.objects[key]
+
+    def acquire(self, key, lanes) -> None:
+        if key in self.opened:
+            self.clocks.learn(np.asarray(lanes), self.opened[key])
 
     def _pieces(self, index, size: int, lanes, site: int):
         """The places of an asynchronous access, by space."""
@@ -120,9 +160,7 @@ class Proxies:
             who = pieces.lanes
             if key is not None:
                 who = self.clocks.agent(key)
-                row = np.zeros(self.clocks.rows.shape[1], np.int64)
-                row[who] = now
-                self._put(key, row)
+                self.tell(key, key, now)
             else:
                 who = records[pieces.cells] & LANE
             records[pieces.cells] = now << SHIFT | who

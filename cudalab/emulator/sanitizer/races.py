@@ -93,6 +93,22 @@ class Races:
         floor = self._harmless()
         names = ("writer", "reader", "other") if writes else ("writer",)
         self._judge("atomic access", touch, ((name, self._clash(name, touch, floor)) for name in names))
+        self._keep_atomic(touch)
+
+    def barrier(self, touch, made, now: bool) -> None:
+        """Arrivals at mbarriers; now: and not later, by copies.  made(lanes, records): do lanes know otherwise of the initialisation that
+        a record tells?"""
+        floor = self._harmless()
+        clashes = {name: self._clash(name, touch, floor) for name in (("writer", "reader", "other") if now else ("writer",))}
+        at = clashes["writer"]
+        if at is not None:
+            cells, lanes = touch.every()
+            clashes["writer"] = at[~made(lanes[at], self.shadow.records["writer"][cells[at]])]
+        self._judge("use of an mbarrier", touch, clashes.items())
+        if now:
+            self._keep_atomic(touch)
+
+    def _keep_atomic(self, touch) -> None:
         self.shadow.records["atomic"][touch.cells] = self.sanitizer.clocks.now << SHIFT | touch.writers
 
     def _judge(self, does: str, touch, clashes) -> None:
@@ -130,6 +146,8 @@ class Races:
             cure = "__syncwarp(), or a barrier, between them would order them"
         elif not earlier and chunk.block_of[theirs] == chunk.block_of[lane]:
             cure = "a barrier (__syncthreads()) between them would order them"
+        elif self.space == "shared":
+            cure = "a barrier of the cluster between them would order them"
         else:
             cure = "different blocks: use atomics, or a flag with __threadfence() before it is set and after it is seen"
         who = "another lane of its warp" if record & MANY else sanitizer.who_at(time, theirs)

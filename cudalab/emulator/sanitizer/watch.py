@@ -12,6 +12,7 @@ from cudalab.emulator.sanitizer.clocks import Clocks
 from cudalab.emulator.sanitizer.convergence import Convergence
 from cudalab.emulator.sanitizer.faults import ChangedInput, Uninitialised
 from cudalab.emulator.sanitizer.flags import Flags
+from cudalab.emulator.sanitizer.lifetimes import Lifetimes
 from cudalab.emulator.sanitizer.proxies import Proxies
 from cudalab.emulator.sanitizer.races import Races
 from cudalab.emulator.sanitizer.registers import Registers
@@ -75,6 +76,7 @@ class Sanitizer(Observer):
         self.races = {"global": Races(self, "global", self.everywhere, near=False),
                       "shared": Races(self, "shared", self.shared, near=alone)}
         self.proxies = Proxies(self)
+        self.lifetimes = None if alone else Lifetimes(self)
         self.registers_taken = Registers(self)
         self.given = None
         self.patterns: dict = {}
@@ -117,6 +119,8 @@ class Sanitizer(Observer):
         if place.space == "local":
             return
         self.tick(site)
+        if self.lifetimes and place.space == "shared":
+            self.lifetimes.access(touch)
         strong, release, acquire = self._strength(site)
         races = self.races[place.space]
         if kind == "atomic" or strong:
@@ -225,6 +229,7 @@ class Sanitizer(Observer):
                     clocks.block_barrier(here, np.array([block]))
                 elif len(here):
                     self.proxies.release(("barrier", number, int(block)), here)
+                    self.proxies.open(("barrier", number, int(block)))
                     self.proxies.acquire(("barrier", number, int(block)), here)
                 self.proxies.objects.pop(("barrier", number, int(block)), None)
         self.tick(going[0][2])
@@ -256,8 +261,27 @@ class Sanitizer(Observer):
     def release(self, key, lanes, site):
         self.tick(site)
         self.proxies.meet(key, lanes, site)
+        if self.lifetimes and key[0] == "mbarrier":
+            self.lifetimes.arrive(key, lanes)
         self.proxies.release(key, lanes)
         self.tick(site)
+
+    def relaxed(self, key, lanes, site):
+        self.tick(site)
+        if key[0] == "cluster":
+            self.proxies.offer(key, lanes)
+        else:
+            self.proxies.counted(np.full(len(lanes), key[1]), lanes, site)
+            if self.lifetimes:
+                self.lifetimes.count(key, lanes)
+        self.tick(site)
+
+    def counted(self, index, lanes, site):
+        self.tick(site)
+        self.proxies.counted(index, lanes, site)
+
+    def opened(self, key):
+        self.proxies.open(key)
 
     def acquire(self, key, lanes, site):
         self.tick(site)
@@ -279,6 +303,12 @@ class Sanitizer(Observer):
     def async_done(self, index, size, key, site):
         self.tick(site)
         self.proxies.done(index, size, key, np.zeros(1, np.int64), site)
+        if self.lifetimes and key is not None:
+            self.lifetimes.land(key)
+
+    def exited(self, lanes, site):
+        if self.lifetimes:
+            self.lifetimes.exited(lanes, site)
 
     def async_read_done(self, index, size, lanes, site):
         self.tick(site)
