@@ -4,7 +4,7 @@ Every SASS instruction carries a control code: the cycles until this warp's next
 warp then, and which operands stay in the operand cache for the next instruction, which then need not read them from the register file.
 ptxas lets go of the warp at every second addition of a row of them, and keeps no operand across that. Beside wgmma that is not the best:
 products read and write sums in the same register file, and how many reads the additions leave it, and when, decides how fast both are.
-No PTX says any of it, so it is set behind the compiler.  On an H200 it makes fp8gemm/3 2.5 % faster (docs/notes/tcgemm.md).
+No PTX says any of it, so it is set behind the compiler.  On an H200 it makes fp8gemm/3 2 to 4 % faster (docs/notes/tcgemm.md).
 
 Sources: Jia, Maggioni, Staiger, Scarpazza, "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (2018), 2.1, for where the
 control code lies; Huerta, Shoushtary, Cruz, Gonzalez, "Analyzing Modern NVIDIA GPU Cores" (2025), for the operand cache; DeepSeek's
@@ -22,13 +22,15 @@ BYTES = 16  # of an instruction, two words
 STALL, STAY = 41, 45  # bits of the second word: cycles until the next instruction, four of them; 0: let another warp in then
 REUSE = 58, 59  # of the first and the second operand
 DESTINATION, OPERANDS = 16, (24, 32)  # bits of the first word: where the numbers of their registers begin
+NEAR, WIDEST = 3, 4  # instructions to the next addition at most, for an operand to be kept; registers that one between may write from its
+WGMMA = 0x9F0  # destination on, but this one, which writes more
 
 
 def paced(cubin: bytes, pace: int) -> bytes:
     """The cubin with its float additions so paced: its digits say in turn how many cycles one is before the next; 0: as it was.
 
-    No addition lets another warp in; the operand that one shares with the addition right behind it stays in the operand cache.  A longer
-    wait, for a result, stays.  Raises BadConfig for digits of 0.
+    No addition lets another warp in; the operand that one shares with the next stays in the operand cache, unless something between writes
+    it.  A longer wait, for a result, stays.  Raises BadConfig for digits of 0.
     """
     if pace == 0:
         return cubin
@@ -39,16 +41,22 @@ def paced(cubin: bytes, pace: int) -> bytes:
     for start, size in _texts(cubin):
         words = list(struct.iter_unpack("<QQ", cubin[start:start + size]))
         additions = [at for at, (low, _) in enumerate(words) if low & 0xFFF in ADDITIONS]
-        for turn, at in enumerate(additions):
-            low, control = words[at]
+        for turn, (at, following) in enumerate(zip(additions, [*additions[1:], len(words)])):
+            _, control = words[at]
             stall = max(control >> STALL & 15, cycles[turn % len(cycles)])
             control = control & ~(15 << STALL) | stall << STALL | 1 << STAY
             for reuse, operand in zip(REUSE, OPERANDS):
-                register = low >> operand & 255
-                keep = at + 1 in additions and words[at + 1][0] >> operand & 255 == register != low >> DESTINATION & 255
-                control = control & ~(1 << reuse) | keep << reuse
+                kept = following - at <= NEAR and _keeps([low for low, _ in words[at:following + 1]], operand)
+                control = control & ~(1 << reuse) | kept << reuse
             struct.pack_into("<Q", image, start + at * BYTES + 8, control)
     return bytes(image)
+
+
+def _keeps(code: list[int], operand: int) -> bool:
+    """Whether the last of these instructions (first words) reads the register that the first one reads, and none before it may write it."""
+    register = code[0] >> operand & 255
+    return code[-1] >> operand & 255 == register != code[0] >> DESTINATION & 255 and not any(
+        low & 0xFF0 == WGMMA or 0 <= register - (low >> DESTINATION & 255) < WIDEST for low in code[1:-1])
 
 
 def _texts(cubin: bytes) -> Iterator[tuple[int, int]]:

@@ -101,6 +101,23 @@ def test_the_emulator_has_the_fragments_of_the_device(gpu, what):
     assert fragments.layouts(what, None, gpu) == fragments.layouts(what, None, Emulator("sm_90a"))
 
 
+@pytest.mark.parametrize("variant", ["block", "promoted"])
+def test_how_additions_follow_one_another_changes_no_result(gpu, variant):
+    import cupy
+    step = registry.resolve_step("fp8gemm/3")
+    problem = step.op.problem(dict(M=520, N=392, K=1552), "fp8_e4m3", variant)
+    results = []
+    for pace in (0, 21, 12, 9):
+        plan = step.plan(problem, step.config(problem, dict(PACE=pace)))
+        with gpu.stream:
+            arrays = gpu.allocate(plan.tensors.values(), "operands")
+            for name, values in check.draw(step.op, problem, "normal", check.generator(0, cupy)).items():
+                arrays[name][...] = values
+            gpu.prepare(plan, arrays)()
+            results.append(arrays["C"].get())
+    assert results[0].any() and all(np.array_equal(results[0], other) for other in results[1:])
+
+
 def test_a_launch_that_starts_early_waits_for_what_it_reads(gpu):
     """Products in a chain, each reading what the one before wrote, many times over: the bits of one at a time."""
     import cupy

@@ -133,18 +133,19 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
 #if VARIANT_BLOCK
         const float* const first_scale = scales_of(0) + consumer * WM + warp * 16 + lane / 4;
         const float *from_scale = first_scale, *from_scale_b = scales_of(0) + BM + 4;
-        int shift = 0;  // how many floats a slice's copy of scales begins before the first of the tile's rows
 #endif
         for (int tile = blockIdx.x / CLUSTER; tile < tiles; tile += stride) {
             locate(tile);
             row += consumer * WM;
+            int shift = 0;  // how many floats a slice's copy of scales begins before the first of the tile's rows
             float sums[PARTS][BN / 2] = {}, some[BN / 2];
             for (int slice = 0; slice < slices; ++slice) {
                 if (!landed) mbarrier_wait(full(stage), round);
 #if VARIANT_BLOCK
                 float scales[PARTS][2];  // asked for before the products start: behind them they would come late
 #pragma unroll
-                for (int i = 0; i < PARTS * 2; ++i) scales[i / 2][i % 2] = from_scale[i / 2 * 64 + i % 2 * 8] * *from_scale_b;
+                for (int i = 0; i < PARTS * 2; ++i) scales[i / 2][i % 2] = from_scale[i / 2 * 64 + i % 2 * 8];
+                const float scale_b = *from_scale_b;
 #endif
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
@@ -153,6 +154,11 @@ fp8gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B
                     for (int k = 0; k < LINE; k += 32)
                         wgmma<E4M3>(some, descriptor(from_a + (part * 64 * LINE + k) / 16), descriptor(from_b + k / 16), k > 0);
                     wgmma_commit();
+#if VARIANT_BLOCK
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)  // here: elsewhere ptxas puts it between additions, which it upsets
+                        asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(scales[part][half]) : "f"(scale_b));
+#endif
                     wgmma_wait<0>();
                     pin(some);
                     if (part == PARTS - 1) {
