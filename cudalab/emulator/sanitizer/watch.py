@@ -306,7 +306,7 @@ class Sanitizer(Observer):
         self.tick(site)
         self.proxies.done(index, size, key, site, copy)
         if self.lifetimes and key is not None:
-            self.lifetimes.land(key)
+            self.lifetimes.land(key, copy)
 
     def exited(self, lanes, site):
         if self.lifetimes:
