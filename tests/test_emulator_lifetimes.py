@@ -45,7 +45,7 @@ FENCED = 'asm volatile("fence.acq_rel.cluster;" ::: "memory"); ' + RELAXED
 WAITS = "if (rank() == 1 && t == 3) wait(&b, 0);"  # one thread of the block is enough
 EXPECTS = "if (rank() == 1 && t == 0) expect(&b, 16);"
 SOON = r"end too early: block .*, thread .* uses its shared memory at \S+:\d+.*; a barrier of the cluster, or .* would; block .*"
-LANDS = r"end too early: a copy uses its shared memory at \S+:\d+.*; a wait of this block for its mbarrier would; block .*"
+LANDS = r"end too early: a copy uses its shared memory at \S+:\d+.*; a wait of this block for its mbarrier.* would; block .*"
 PENDING = "a block ends while a copy has yet to (write|read) its shared memory; wait for that first"
 both_ways = pytest.mark.parametrize("slow", [0, 1])  # the block that runs longer
 
@@ -76,6 +76,30 @@ def test_a_copy_into_a_block_that_ends(copy, slow, delivery):
         program(BEGIN + EXPECTS + copy, slow, delivery)
     with pytest.raises(KernelFault, match=f"{PENDING}|{LANDS}"):
         program(BEGIN + EXPECTS + copy + BARRIER, slow, delivery)
+
+
+TELLS = "if (rank() == 1) { wait(&b, 0); if (t == 0) arrive_at(&told, 0); } else wait(&told, 0);"
+
+
+@both_ways
+@BOTH
+@pytest.mark.parametrize("order, right", [
+    (WAITS + BARRIER, True),
+    (TELLS, True),
+    (WAITS + FENCED, True),
+    (WAITS, False),
+    (WAITS + RELAXED, False),
+    (BARRIER + WAITS, False),
+    (TELLS.replace("wait(&b, 0); if (t == 0) arrive_at(&told, 0);", "if (t == 0) arrive_at(&told, 0); wait(&b, 0);"), False)])
+def test_a_copy_out_of_a_block_that_ends(order, right, slow, delivery):
+    """The block that it reads has to be told that it has read, however soon it does."""
+    body = BEGIN.replace("u64 b;", "u64 b, told; if (t == 0) { init(&told, 1); fence_init(); }")
+    body += EXPECTS + COPIES["between_blocks"] + "if (rank() == 0) { %s }" % LONGER + order
+    if right:
+        program(body, slow, delivery)
+    else:
+        with pytest.raises(KernelFault, match=f"{PENDING}|{LANDS}"):
+            program(body, slow, delivery)
 
 
 @both_ways

@@ -138,7 +138,7 @@ def check_range(chunk, space: str, first: int, nbytes: int, lane: int, site: int
         raise chunk.fault(lane, site, f"{what} {nbytes} bytes at {memory.name_address('global', address)}, out of bounds")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def combiner(operation: str, name: str):
     """(old bytes, new bytes) -> the bytes of a reduction."""
     combine, dtype = combination(operation, name, "global"), TYPES[name].dtype if name != "f16" else np.dtype(np.uint16)

@@ -198,10 +198,10 @@ class Counters(Observer):
                 needed, self._lines_apart = needed + self._lines_apart, 0
             self._count(f"shared_{way}", site, requests=requests, wavefronts=needed, ideal=passes, bytes=lanes * size)
 
-    def async_read(self, index, size: int, lanes, site: int) -> None:
+    def async_read(self, index, size: int, lanes, site: int, copy=None) -> None:
         self._unit(self._read, index, size, site)
 
-    def async_write(self, index, size: int, lanes, site: int) -> None:
+    def async_write(self, index, size: int, lanes, site: int, copy) -> None:
         self._unit(self._written, index, size, site)
 
     # -- how it adds up

@@ -80,16 +80,17 @@ class Observer:
     def acquire(self, key, lanes, site: int) -> None:
         """Lanes (array) have seen a phase of the barrier object end, with acquire semantics."""
 
-    def async_read(self, index, size: int, lanes, site: int) -> None:
-        """A unit of the async proxy (wgmma operands, TMA store) reads `size` bytes at each flat index for lanes (one each, or one for all),
-        who issued it at site.  Told at issue."""
+    def async_read(self, index, size: int, lanes, site: int, copy=None) -> None:
+        """A unit of the async proxy (wgmma operands; the source of a transfers.Copy) reads `size` bytes at each flat index for lanes (one
+        each, or one for all), who issued it at site.  Told at issue."""
 
-    def async_write(self, index, size: int, lanes, site: int) -> None:
-        """A unit of the async proxy (TMA load) is to write `size` bytes at each flat index, for lanes that issued it.  Told at issue:
-        the place must be free by then."""
+    def async_write(self, index, size: int, lanes, site: int, copy) -> None:
+        """A transfers.Copy is to write `size` bytes at each flat index, for the lane that issued it, or (copy.combine) to add to them.
+        Told at issue: the place must be free by then, but for reductions of the same kind."""
 
-    def async_read_done(self, index, size: int, lanes, site: int) -> None:
-        """Lanes have waited, at site, until what async_read announced was read: the place may be written again."""
+    def async_read_done(self, index, size: int, lanes, site: int, copy=None) -> None:
+        """Lanes have waited, at site, until what async_read announced was read: the place may be written again.  Not told of copies that
+        complete on a barrier object."""
 
     def registers(self, slots: tuple, lanes, site: int) -> None:
         """An instruction of the async proxy (wgmma) of these lanes (array) has taken registers: the slots of its results, behind which
@@ -98,5 +99,6 @@ class Observer:
     def registers_done(self, lanes, sites: tuple, site: int) -> None:
         """Lanes have waited, at site, for the instructions at `sites`, which `registers` announced."""
 
-    def async_done(self, index, size: int, key, site: int) -> None:
-        """What async_write announced has landed and completes on the barrier object `key`: who acquires it may read."""
+    def async_done(self, index, size: int, key, site: int, copy) -> None:
+        """What async_write announced has landed and completes on the barrier object `key`: who acquires it may read, and write the copy's
+        source.  key None: the lane has waited for its bulk group."""

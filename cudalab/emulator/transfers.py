@@ -17,7 +17,7 @@ class Copy:
 
     source, target: objects with read() -> bytes, write(bytes, combine), rows() -> (flat indices, bytes each); source may be the bytes
     themselves.  barrier: flat index of the mbarrier that counts nbytes when they have arrived; None: the lane's bulk group `group`.
-    combine: (old, new) -> what is stored, for reductions.
+    combine: (old, new) -> what is stored, for reductions; the same object for all of one operation and type.
     """
 
     __slots__ = ("lane", "site", "source", "target", "nbytes", "barrier", "group", "combine", "data")
@@ -59,8 +59,8 @@ class Transfers(Waiter):
             for observer in self.observers:
                 lane = np.array([copy.lane])
                 if not isinstance(copy.source, np.ndarray):
-                    observer.async_read(*copy.source.rows(), lane, copy.site)
-                observer.async_write(*copy.target.rows(), lane, copy.site)
+                    observer.async_read(*copy.source.rows(), lane, copy.site, copy)
+                observer.async_write(*copy.target.rows(), lane, copy.site, copy)
         if self.chunk.eager:
             self._finish(copies)
             copies = [copy for copy in copies if copy.barrier is None]  # they stay until their group is waited for
@@ -101,7 +101,7 @@ class Transfers(Waiter):
             self._read(copy)
             for observer in self.observers:
                 if not isinstance(copy.source, np.ndarray):
-                    observer.async_read_done(*copy.source.rows(), np.array([copy.lane]), site)
+                    observer.async_read_done(*copy.source.rows(), np.array([copy.lane]), site, copy)
         if not reading:
             self._finish([copy for copy in due if copy.target is not None])
             gone = set(map(id, due))
@@ -135,8 +135,9 @@ class Transfers(Waiter):
             if copy.target is not None:
                 self._read(copy)
                 copy.target.write(copy.data, copy.combine)
+                key = None if copy.barrier is None else ("mbarrier", int(copy.barrier))
                 for observer in self.observers:
-                    observer.async_done(*copy.target.rows(), None if copy.barrier is None else ("mbarrier", int(copy.barrier)), copy.site)
+                    observer.async_done(*copy.target.rows(), key, copy.site, copy)
                 copy.target = None
         self.memory.changes += 1
         counted = [copy for copy in copies if copy.barrier is not None]

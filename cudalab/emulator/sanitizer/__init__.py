@@ -3,6 +3,7 @@
 - writes to inputs, unset bytes: watch.py (global outputs and scratch, shared and local memory, by the byte)
 - races: races.py over shadow.py and touch.py, by the byte, in shared and global memory
 - order: clocks.py (barriers, __syncwarp), flags.py (fences and flags), proxies.py (mbarriers, TMA, wgmma)
+- copies that read one place together, reductions that add to one: crowds.py
 - blocks that may have ended while others of the cluster use their shared memory: lifetimes.py
 - registers that wgmma still uses, or uses too early: registers.py
 - barriers that not all threads reach: convergence.py

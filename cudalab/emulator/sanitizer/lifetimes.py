@@ -1,9 +1,10 @@
 """Blocks of a cluster that may have ended while others still use their shared memory.  PTX ISA, "Shared State Space": an access to another
 block's shared memory needs that block to run; CUDA Programming Guide, "Distributed Shared Memory".
 
-The end of a block counts as an access to all of its shared memory by all of its threads: what other blocks did there, and what copies that
-count at its mbarriers did, must have happened before, by what its threads know when they end, however the scheduler happened to run them.
-An access behind the end of a block in the run itself needs no rule: the emulator finds it out of bounds, always.
+The end of a block counts as an access to all of its shared memory by all of its threads: what other blocks did there, and what copies
+that count at mbarriers did (into it, or out of it into another block), must have happened before, by what its threads know when they end,
+however the scheduler happened to run them.  An access behind the end of a block in the run itself needs no rule: the emulator
+finds it out of bounds, always.
 """
 
 import numpy as np
@@ -45,9 +46,13 @@ class Lifetimes:
             clocks.learn(np.array([lane]), self.sanitizer.proxies.tell(key, unit, clocks.now))
             self.landed[block][unit] = clocks.now
 
-    def land(self, key) -> None:
-        """A copy writes shared memory and counts at an mbarrier of that block, now: who waits for the mbarrier knows."""
+    def land(self, key, copy) -> None:
+        """A copy has written shared memory and counts at an mbarrier of that block, now; who waits for that knows, also that it has read
+        its source, which may be another block's shared memory."""
         self.landed[self._block(key[1])][key] = self.clocks.now
+        origin = self._block(getattr(copy.source, "first", -1))
+        if origin >= 0:
+            self.landed[origin][key] = self.clocks.now
 
     def _block(self, index):
         """The blocks at flat indices."""
@@ -73,7 +78,7 @@ class Lifetimes:
     def _report(self, leaver: int, site: int, time: int, lane: int | None) -> None:
         """lane: that did something at a time; None: a copy did."""
         if lane is None:
-            who, cure = "a copy", "a wait of this block for its mbarrier"
+            who, cure = "a copy", "a wait of this block for its mbarrier, or a barrier of the cluster behind another block's wait,"
         else:
             who = self.sanitizer.who_at(time, lane)
             cure = "a barrier of the cluster, or a wait of this block for an mbarrier at which it arrives after that,"

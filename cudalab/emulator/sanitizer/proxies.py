@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 
+from cudalab.emulator.sanitizer.crowds import Access
 from cudalab.emulator.sanitizer.faults import MissingProxyFence
 from cudalab.emulator.sanitizer.shadow import FUTURE, LANE, SHIFT
 
@@ -43,7 +44,9 @@ class Proxies:
         self.makers = np.zeros(sanitizer.chunk.count, bool)  # lanes that have initialised mbarriers
         self.offered = np.zeros(sanitizer.chunk.count, np.int64)  # time of each lane's last fence.mbarrier_init
         self.issued: dict[tuple[str, int], tuple[np.ndarray, int]] = {}  # (space, first cell) -> (cells, site) of writes under way
-        self.reading: deque = deque(maxlen=1024)  # of the newest reads
+        self.reading: deque = deque(maxlen=1024)  # of the newest reads of wgmma
+        self.sources: dict = {}  # copies that have yet to read -> the Access
+        self.sums: dict = {}  # reductions that have yet to add
 
     def fence(self, mnemonic: str, lanes) -> None:
         if "mbarrier_init" in mnemonic:
@@ -121,50 +124,67 @@ class Proxies:
             if here.any():
                 yield Pieces(space, self.sanitizer.shadows[space], index[here], size, lanes[here], site)
 
-    def read(self, index, size: int, lanes, site: int) -> None:
-        """wgmma or TMA is to read: what it reads must be there, and stay until read_done."""
+    def read(self, index, size: int, lanes, site: int, copy) -> None:
+        """wgmma (copy None) or TMA is to read: what it reads must be there, and stay until read_done, or until a copy is done that counts
+        at an mbarrier."""
         for pieces in self._pieces(index, size, lanes, site):
             sanitizer = self.sanitizer
             sanitizer.check_pieces(pieces)
-            sanitizer.races[pieces.space].load(pieces)
-            shadow = sanitizer.shadows[pieces.space]
+            shadow, races = sanitizer.shadows[pieces.space], sanitizer.races[pieces.space]
+            if copy is None:
+                races.load(pieces)
+                shadow.records["reader"][pieces.cells] = FUTURE | pieces.lanes
+                self.reading.append((pieces.cells, site))
+            else:
+                self.sources[copy] = access = Access(copy)
+                races.source(pieces, access)
             if pieces.space == "shared":
                 self._need_fence(pieces, shadow, "wgmma or TMA reads")
-            shadow.records["reader"][pieces.cells] = FUTURE | pieces.lanes
-            self.reading.append((pieces.cells, site))
 
-    def read_done(self, index, size: int, lanes, site: int) -> None:
+    def read_done(self, index, size: int, lanes, site: int, copy) -> None:
         """It has read, and lanes have waited for that."""
+        if copy is not None:
+            self._end(self.sources, copy, copy.lane)
+            return
         for pieces in self._pieces(index, size, lanes, site):
             for name in ("reader", "other"):
                 records = self.sanitizer.shadows[pieces.space].records[name]
                 ours = records[pieces.cells] == FUTURE | pieces.lanes
                 records[pieces.cells[ours]] = self.clocks.now << SHIFT | pieces.lanes[ours]
 
-    def write(self, index, size: int, lanes, site: int) -> None:
-        """TMA is to write: the place must be free from now on."""
+    def _end(self, under_way: dict, copy, who: int) -> None:
+        """A copy has read (added), and who knows that also knows so."""
+        access = under_way.pop(copy, None)  # None: told before, by a wait for reads
+        if access:
+            access.record = self.clocks.now << SHIFT | who
+
+    def write(self, index, size: int, lanes, site: int, copy) -> None:
+        """TMA is to write: the place must be free from now on, but for reductions of the same kind."""
         for pieces in self._pieces(index, size, lanes, site):
             shadow = self.sanitizer.shadows[pieces.space]
             if pieces.space == "shared" and self.sanitizer.chunk.image.instructions[site].mnemonic.startswith("cp."):  # not st.async
                 self._need_fence(pieces, shadow, "TMA writes to")
+            shadow.unset[pieces.cells] = False
+            if copy.combine is not None:
+                self.sums[copy] = access = Access(copy)
+                self.sanitizer.races[pieces.space].sum(pieces, access)
+                continue
             self.sanitizer.races[pieces.space].store(pieces, lambda at, winners: np.zeros(len(at), bool))
             shadow.records["writer"][pieces.cells] = FUTURE | pieces.lanes
-            shadow.unset[pieces.cells] = False
             self.issued[pieces.space, int(pieces.cells[0])] = pieces.cells, site
 
-    def done(self, index, size: int, key, lanes, site: int) -> None:
-        """It has landed, and completes on a barrier object; key None: the lanes that issued it have waited."""
-        for pieces in self._pieces(index, size, lanes, site):
-            now = self.clocks.now
-            records = self.sanitizer.shadows[pieces.space].records["writer"]
-            who = pieces.lanes
-            if key is not None:
-                who = self.clocks.agent(key)
-                self.tell(key, key, now)
-            else:
-                who = records[pieces.cells] & LANE
-            records[pieces.cells] = now << SHIFT | who
-            self._forget(pieces)
+    def done(self, index, size: int, key, site: int, copy) -> None:
+        """It has landed, and completes on a barrier object, which says that it has read, too; key None: the lane has waited."""
+        who = copy.lane
+        if key is not None:
+            who = self.clocks.agent(key)
+            self.tell(key, key, self.clocks.now)
+            self._end(self.sources, copy, who)
+        self._end(self.sums, copy, who)
+        if copy.combine is None:
+            for pieces in self._pieces(index, size, np.zeros(1, np.int64), site):
+                self.sanitizer.shadows[pieces.space].records["writer"][pieces.cells] = self.clocks.now << SHIFT | who
+                self._forget(pieces)
 
     def _forget(self, pieces) -> None:
         """What began at one of these cells is no longer under way."""

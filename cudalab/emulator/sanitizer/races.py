@@ -6,13 +6,15 @@ nothing; so a __syncwarp that is missing is found.  Not a race: atomic and volat
 the same value, in one instruction or over what is there already (racecheck: information, not an error).
 
 Of readers, the last and the last one of another warp are remembered: where several lanes of one warp read, MANY is set.  So with barriers
-of whole blocks no write over what may still be read is missed; with partial ones a third warp's read may be.
+of whole blocks no write over what may still be read is missed; with partial ones a third warp's read may be.  Of copies' reads and
+reductions none is forgotten: crowds.py.
 """
 
 import numpy as np
 
 from cudalab.emulator.chunk import WARP
 from cudalab.emulator.sanitizer.clocks import last_of
+from cudalab.emulator.sanitizer.crowds import Access, Crowd
 from cudalab.emulator.sanitizer.faults import InFlight, Race
 from cudalab.emulator.sanitizer.shadow import FUTURE, LANE, LOW, MANY, SHIFT
 
@@ -20,10 +22,11 @@ DID = dict(writer="write", atomic="atomic access", reader="read", other="read")
 
 
 class Races:
-    """The rules for one memory space.  sanitizer: gives clocks, sites by time, and the names of threads in messages."""
+    """The rules for one memory space.  sanitizer: gives clocks, sites by time, and the names of threads in messages.  sources, sums: the
+    copies that read, the reductions that add."""
 
-    def __init__(self, sanitizer, space: str, shadow, near: bool):
-        self.sanitizer, self.space, self.shadow = sanitizer, space, shadow
+    def __init__(self, sanitizer, space: str, shadow, near: bool, sources: Crowd, sums: Crowd):
+        self.sanitizer, self.space, self.shadow, self.sources, self.sums = sanitizer, space, shadow, sources, sums
         self.near = near  # only lanes of a block can meet here
 
     def _harmless(self) -> int:
@@ -41,10 +44,21 @@ class Races:
         wrong = ~self.sanitizer.clocks.ordered(lanes[at], records[at])
         return at[wrong] if wrong.any() else None
 
+    def _writers(self, touch, floor: int):
+        """As _clash, of plain writes: what came before a reduction is known to who knows of the reduction."""
+        at = self._clash("writer", touch, floor)
+        return at if at is None else at[~self.sums.at(touch.every()[0][at])]
+
+    def may_read(self, touch) -> None:
+        """Raise unless what is to be read is there."""
+        floor = self._harmless()
+        self._judge("read", touch, (("writer", self._writers(touch, floor)), ("atomic", self._clash("atomic", touch, floor))))
+        self._wait("read", touch, self.sums)
+
     def load(self, touch) -> None:
         """Plain reads."""
         floor = self._harmless()
-        self._judge("read", touch, ((name, self._clash(name, touch, floor)) for name in ("writer", "atomic")))
+        self.may_read(touch)
         reader, other = self.shadow.records["reader"], self.shadow.records["other"]
         now = self.sanitizer.clocks.now << SHIFT
         mine = now | touch.readers
@@ -73,11 +87,14 @@ class Races:
     def store(self, touch, same_value) -> None:
         """Plain writes.  same_value(positions, winners): do these pairs write what is there, or what the winners do?"""
         floor, shadow = self._harmless(), self.shadow
-        clashes = [(name, self._clash(name, touch, floor)) for name in ("reader", "other", "atomic", "writer")]
-        name, at = clashes[-1]
+        clashes = [(name, self._clash(name, touch, floor)) for name in ("reader", "other", "atomic")]
+        at = self._writers(touch, floor)
         if at is not None:
-            clashes[-1] = name, at[(shadow.records[name][touch.every()[0][at]] >= FUTURE) | ~same_value(at, None)]
-        self._judge("write", touch, clashes)
+            at = at[(shadow.records["writer"][touch.every()[0][at]] >= FUTURE) | ~same_value(at, None)]
+        self._judge("write", touch, [*clashes, ("writer", at)])
+        for crowd in self.sources, self.sums:
+            self._wait("write", touch, crowd)
+            crowd.leave(touch.cells)
         now = self.sanitizer.clocks.now << SHIFT
         shadow.records["writer"][touch.cells] = now | touch.writers
         if touch.pattern.winners is not None:
@@ -88,11 +105,26 @@ class Races:
             if len(lost):
                 self._report("write", "writer", touch, lost[0])
 
+    def source(self, touch, access: Access) -> None:
+        """A copy is to read."""
+        self.may_read(touch)
+        self.sources.join(touch.cells, access)
+
+    def sum(self, touch, access: Access) -> None:
+        """A reduction is to add: others of its kind may do so, too."""
+        floor = self._harmless()
+        self._judge("write", touch, ((name, self._clash(name, touch, floor)) for name in ("reader", "other", "atomic", "writer")))
+        self._wait("write", touch, self.sources)
+        self._wait("write", touch, self.sums, access.kind)
+        self.sums.join(touch.cells, access)
+
     def atomic(self, touch, writes: bool = True) -> None:
         """Atomic, volatile, relaxed and stronger accesses."""
-        floor = self._harmless()
-        names = ("writer", "reader", "other") if writes else ("writer",)
-        self._judge("atomic access", touch, ((name, self._clash(name, touch, floor)) for name in names))
+        floor, does = self._harmless(), "atomic access"
+        names = ("reader", "other") if writes else ()
+        self._judge(does, touch, (("writer", self._writers(touch, floor)), *((name, self._clash(name, touch, floor)) for name in names)))
+        for crowd in (self.sources, self.sums) if writes else (self.sums,):
+            self._wait(does, touch, crowd)
         self._keep_atomic(touch)
 
     def barrier(self, touch, made, now: bool) -> None:
@@ -105,6 +137,8 @@ class Races:
             cells, lanes = touch.every()
             clashes["writer"] = at[~made(lanes[at], self.shadow.records["writer"][cells[at]])]
         self._judge("use of an mbarrier", touch, clashes.items())
+        for crowd in (self.sources, self.sums) if now else (self.sums,):
+            self._wait("use of an mbarrier", touch, crowd)
         if now:
             self._keep_atomic(touch)
 
@@ -125,20 +159,27 @@ class Races:
         if first:
             self._report(does, first[0], touch, first[1])
 
-    def _report(self, does: str, name: str, touch, at: int) -> None:
+    def _wait(self, does: str, touch, crowd: Crowd, kind=None) -> None:
+        """Raise unless who touches knows that the crowd has ended, but for those of a kind."""
+        found = crowd.unknown(touch, self.sanitizer.clocks, kind)
+        if found:
+            self._report(does, "reader" if crowd is self.sources else "writer", touch, *found)
+
+    def _report(self, does: str, name: str, touch, at: int, access: Access | None = None) -> None:
+        """access: of a crowd, that clashes; None: what the record of that name tells."""
         sanitizer, site = self.sanitizer, touch.site
         cells, lanes = touch.every()
         cell, lane = int(cells[at]), int(lanes[at])
-        record = int(self.shadow.records[name][cell])
+        record = access.record if access else int(self.shadow.records[name][cell])
         where = sanitizer.name_cell(self.space, self.shadow, cell, lane)
         if record >= FUTURE:
             reading = name in ("reader", "other")
-            raise sanitizer.fault(lane, site, f"a {does} of {where}, which the asynchronous unit issued at "
-                                              f"{sanitizer.line_of_flight(cell, reading)} is still to {'read' if reading else 'write'}: "
-                                              "wait for it first", InFlight)
+            line = sanitizer.chunk.where(access.site) if access else sanitizer.line_of_flight(cell, reading)
+            raise sanitizer.fault(lane, site, f"a {does} of {where}, which the asynchronous unit issued at {line} is still to "
+                                              f"{'read' if reading else 'write'}: wait for it first", InFlight)
         chunk, clocks = sanitizer.chunk, sanitizer.clocks
         time, theirs = record >> SHIFT, record & LANE
-        if theirs >= chunk.count and time > clocks.start:
+        if access.counted if access else theirs >= chunk.count and time > clocks.start:
             raise sanitizer.fault(lane, site, f"a {does} of {where} races with the asynchronous copy issued at {sanitizer.line_at(time)}: "
                                               "wait for the phase of its mbarrier first", Race)
         earlier = time <= clocks.start

@@ -17,7 +17,8 @@ class Shadow:
     """Cells over the bytes start..start+nbytes-1 of the flat memory.
 
     writer, atomic: the last plain write and the last atomic or otherwise strong access; reader, other: the last read, and the last one by
-    another warp than that; unset: nobody has written it.  Arrays with one element a cell; records of 0: nobody.
+    another warp than that; unset: nobody has written it.  Arrays with one element a cell; records of 0: nobody.  A crowds.Crowd adds
+    numbers of its own to the records.
     """
 
     def __init__(self, start: int, nbytes: int, traced: bool = True):

@@ -10,6 +10,7 @@ from cudalab.emulator.hooks import Observer
 from cudalab.emulator.image import GLOBAL
 from cudalab.emulator.sanitizer.clocks import Clocks
 from cudalab.emulator.sanitizer.convergence import Convergence
+from cudalab.emulator.sanitizer.crowds import Crowd
 from cudalab.emulator.sanitizer.faults import ChangedInput, Uninitialised
 from cudalab.emulator.sanitizer.flags import Flags
 from cudalab.emulator.sanitizer.lifetimes import Lifetimes
@@ -62,6 +63,7 @@ class Sanitizer(Observer):
             self.sites: list[int] = []
             self.chunks = []  # (time at which it began, number of its first block)
             self.released: set[int] = set()
+            self.crowds = Crowd(self.everywhere, "source"), Crowd(self.everywhere, "sum")
         self.chunk = chunk
         self.clocks = Clocks(chunk, self.launch_start, self.time)
         self.chunks.append((self.time, chunk.first))
@@ -73,8 +75,8 @@ class Sanitizer(Observer):
         self.local.forget()
         alone = chunk.launch.cluster is None or int(np.prod(chunk.launch.cluster)) == 1
         self.shadows = {"global": self.everywhere, "shared": self.shared, "local": self.local}
-        self.races = {"global": Races(self, "global", self.everywhere, near=False),
-                      "shared": Races(self, "shared", self.shared, near=alone)}
+        self.races = {"global": Races(self, "global", self.everywhere, False, *self.crowds),
+                      "shared": Races(self, "shared", self.shared, alone, Crowd(self.shared, "source"), Crowd(self.shared, "sum"))}
         self.proxies = Proxies(self)
         self.lifetimes = None if alone else Lifetimes(self)
         self.registers_taken = Registers(self)
@@ -288,31 +290,31 @@ class Sanitizer(Observer):
         self.proxies.meet(key, lanes, site)
         self.proxies.acquire(key, lanes)
 
-    def async_read(self, index, size, lanes, site):
+    def async_read(self, index, size, lanes, site, copy=None):
         self.tick(site)
-        self.proxies.read(index, size, lanes, site)
+        self.proxies.read(index, size, lanes, site, copy)
 
-    def async_write(self, index, size, lanes, site):
+    def async_write(self, index, size, lanes, site, copy):
         self.tick(site)
         index = np.atleast_1d(index)
         if len(index) and index[0] < self.memory.param_start:
             low, high = int(index.min()) + GLOBAL, int(index.max()) + GLOBAL
             self._refuse_input(low, high, lambda: index + GLOBAL, np.broadcast_to(lanes, len(index)), site)
-        self.proxies.write(index, size, lanes, site)
+        self.proxies.write(index, size, lanes, site, copy)
 
-    def async_done(self, index, size, key, site):
+    def async_done(self, index, size, key, site, copy):
         self.tick(site)
-        self.proxies.done(index, size, key, np.zeros(1, np.int64), site)
+        self.proxies.done(index, size, key, site, copy)
         if self.lifetimes and key is not None:
-            self.lifetimes.land(key)
+            self.lifetimes.land(key, copy)
 
     def exited(self, lanes, site):
         if self.lifetimes:
             self.lifetimes.exited(lanes, site)
 
-    def async_read_done(self, index, size, lanes, site):
+    def async_read_done(self, index, size, lanes, site, copy=None):
         self.tick(site)
-        self.proxies.read_done(index, size, lanes, site)
+        self.proxies.read_done(index, size, lanes, site, copy)
 
     def registers(self, slots, lanes, site):
         self.registers_taken.take(slots, lanes, site)
