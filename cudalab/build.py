@@ -140,7 +140,9 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
     headers, folders = _headers(source, text, step.folders)
     options = [f"--gpu-architecture={target}", "-std=c++17", "-lineinfo", *_macros(plan),
                *(f"-I{folder}" for folder in folders), "--ptxas-options=-v", "--ptxas-options=-warn-spills"]
-    key = _digest(json.dumps([FORMAT, str(source), _digest(text), headers, options, names, nvrtc.version()]).encode())
+    pace = plan.config.get(pacing.TUNABLE, 0)
+    made_by = [FORMAT, pacing.VERSION] if pace else [FORMAT]
+    key = _digest(json.dumps([*made_by, str(source), _digest(text), headers, options, names, nvrtc.version()]).encode())
     folder = dumps_folder(dumps) / step.op.name / step.id / f"{target}-{key[:12]}"
 
     record, cached = _load(folder, key), True
@@ -151,7 +153,7 @@ def build(plan: Plan, target: str, *, dumps: Path | None = None) -> Build:
         about = dict(key=key, step=step.path, source=str(source), target=target, config=dict(plan.config), nvrtc=nvrtc.version(),
                      options=options, headers=headers, log=program.log,
                      kernels=[asdict(kernel) for kernel in _kernels(ptx, program.log, program.symbols)])
-        cubin = pacing.paced(program.cubin, plan.config.get(pacing.TUNABLE, 0))
+        cubin = pacing.paced(program.cubin, pace)
         files = {"kernel.cu": text, "kernel.ptx": program.ptx, "kernel.cubin": cubin}
         _store(folder, key, about, files)
         record = about, files

@@ -17,20 +17,24 @@ from collections.abc import Iterator
 from cudalab.errors import BadConfig
 
 TUNABLE = "PACE"  # a step's, whose value `paced` takes
-ADDITIONS = (0x221, 0x223)  # FADD and FFMA of registers alone, by their low 12 bits
+VERSION = 1  # of what `paced` makes; raise it when that changes, for builds are kept
+ADD, MULTIPLY_ADD = 0x7221, 0x7223  # FADD and FFMA of registers alone and without a predicate, by their low 16 bits
 BYTES = 16  # of an instruction, two words
 STALL, STAY = 41, 45  # bits of the second word: cycles until the next instruction, four of them; 0: let another warp in then
-REUSE = 58, 59  # of the first and the second operand
+REUSE = 58, 59  # of a multiply-add's first and second operand
 DESTINATION, OPERANDS = 16, (24, 32)  # bits of the first word: where the numbers of their registers begin
+NO_REGISTER = 255
 NEAR, WIDEST = 3, 4  # instructions to the next addition at most, for an operand to be kept; registers that one between may write from its
-WGMMA = 0x9F0  # destination on, but this one, which writes more
+WGMMA = 0x9F0, 0xFF0  # destination on, but this one, which writes more (opcode and which of its bits count)
+CONTROL_FLOW = 0x940, 0xFC0  # branches, calls, exits, where warps part and meet
+LONGEST = 11  # cycles until the next instruction that can be said together with STAY
 
 
 def paced(cubin: bytes, pace: int) -> bytes:
     """The cubin with its float additions so paced: its digits say in turn how many cycles one is before the next; 0: as it was.
 
-    No addition lets another warp in; the operand that one shares with the next stays in the operand cache, unless something between writes
-    it.  A longer wait, for a result, stays.  Raises BadConfig for digits of 0.
+    No addition lets another warp in; the operand that a multiply-add shares with the next stays in the operand cache, unless something
+    between may write it or lead elsewhere.  A longer wait, for a result, stays.  Raises BadConfig for digits of 0.
     """
     if pace == 0:
         return cubin
@@ -40,12 +44,13 @@ def paced(cubin: bytes, pace: int) -> bytes:
     image = bytearray(cubin)
     for start, size in _texts(cubin):
         words = list(struct.iter_unpack("<QQ", cubin[start:start + size]))
-        additions = [at for at, (low, _) in enumerate(words) if low & 0xFFF in ADDITIONS]
+        additions = [at for at, (low, control) in enumerate(words)
+                     if low & 0xFFFF in (ADD, MULTIPLY_ADD) and control >> STALL & 15 <= LONGEST]
         for turn, (at, following) in enumerate(zip(additions, [*additions[1:], len(words)])):
-            _, control = words[at]
+            low, control = words[at]
             stall = max(control >> STALL & 15, cycles[turn % len(cycles)])
             control = control & ~(15 << STALL) | stall << STALL | 1 << STAY
-            for reuse, operand in zip(REUSE, OPERANDS):
+            for reuse, operand in zip(REUSE, OPERANDS) if low & 0xFFFF == MULTIPLY_ADD else ():
                 kept = following - at <= NEAR and _keeps([low for low, _ in words[at:following + 1]], operand)
                 control = control & ~(1 << reuse) | kept << reuse
             struct.pack_into("<Q", image, start + at * BYTES + 8, control)
@@ -55,8 +60,11 @@ def paced(cubin: bytes, pace: int) -> bytes:
 def _keeps(code: list[int], operand: int) -> bool:
     """Whether the last of these instructions (first words) reads the register that the first one reads, and none before it may write it."""
     register = code[0] >> operand & 255
-    return code[-1] >> operand & 255 == register != code[0] >> DESTINATION & 255 and not any(
-        low & 0xFF0 == WGMMA or 0 <= register - (low >> DESTINATION & 255) < WIDEST for low in code[1:-1])
+    if code[-1] & 0xFFFF != MULTIPLY_ADD or register in (NO_REGISTER, code[0] >> DESTINATION & 255):
+        return False
+    return code[-1] >> operand & 255 == register and not any(
+        any(low & mask == opcode for opcode, mask in (WGMMA, CONTROL_FLOW)) or 0 <= register - (low >> DESTINATION & 255) < WIDEST
+        for low in code[1:-1])
 
 
 def _texts(cubin: bytes) -> Iterator[tuple[int, int]]:

@@ -130,6 +130,15 @@ def test_any_shape_is_right(name):
     right()
 
 
+@pytest.mark.parametrize("variant", ["sum_first", "max_first"])
+@pytest.mark.parametrize("rows", [61, 64, 77])  # two whole groups of loads for some threads, for all; rows behind them
+def test_slabs_read_every_row_once(rows, variant):
+    step = registry.resolve_step("axis/slabs")
+    problem = step.op.problem(dict(M=rows, N=21), "f32", variant)
+    for verdict in check.check_step(step, problem, Emulator(sanitize=True), overrides=dict(WIDE=8, DEEP=4, SLABS=2, VEC=1, LOADS=4)):
+        assert verdict, verdict.reason
+
+
 CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm/cluster", 2, 777, dict(CLUSTER=8, LANES=32)),
             ("rmsnorm/cluster", 2, 40, dict(CLUSTER=4, LANES=32, EARLY=0)), ("argmax/cluster", 3, 1003, dict(CLUSTER=3, LANES=64)),
             ("softmax/pipelined", 7, 1104, dict(CLUSTER=2, LANES=64, GRID=4, STAGES=2)),

@@ -37,7 +37,7 @@ def config(text: str) -> dict[str, int]:
     ("fp8gemm/3", "fp8_e4m3 block", "BM=256 BN=64 STAGES=2 WORKERS=2 CLUSTER_M=2", "lazy")])
 def test_blocks_that_stay_and_share(step, kind, tunables, delivery):
     step = registry.resolve_step(step)
-    sizes = dict(M=72, N=24, K=1040) if "SPLIT" in tunables else FOUR_TILES | (dict(K=272) if kind.startswith("fp8") else {})
+    sizes = dict(M=72, N=24, K=1040) if "SPLIT" in tunables else FOUR_TILES | (dict(M=263, K=272) if kind.startswith("fp8") else {})
     problem = step.op.problem(sizes, *kind.split())
     for verdict in check_step(step, problem, Emulator(sanitize=True, delivery=delivery), overrides=config(tunables)):
         assert verdict, verdict.reason

@@ -45,7 +45,7 @@ axis = Op(
     samples=lambda p: (dict(x=1 - along(p), y=0),),
     peers=("read", "cupy"),
     shapes=dict(
-        emulate=shapes("21x70 3x300 1x1", rows.DIMS),
+        emulate=shapes("21x70 3x300 1x1 300x40", rows.DIMS),
         check=shapes("1000x77 1x4097 4097x1 1x1 33x65537 20000x24 3x1048576 7x9 512x512", rows.DIMS),
         bench=shapes("32768x4096 16384x16384 1048576x64 64x1048576 4096x151936", rows.DIMS)),
 )

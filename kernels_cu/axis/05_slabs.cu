@@ -89,10 +89,12 @@ extern "C" __global__ void __launch_bounds__(WIDE* DEEP) axis(const element* x, 
         for (int column = threadIdx.x; column < COLUMNS; column += WIDE * DEEP) all[slab * COLUMNS + column] = join_slots(column, slots);
         __threadfence();
         __syncthreads();  // all of the block's values are written, and seen, before it counts itself in
-        if (threadIdx.x == 0) last = atomicInc(arrived + tile, SLABS - 1) == SLABS - 1;  // wraps to zero, as the next launch needs it
+        if (threadIdx.x == 0) {
+            last = atomicInc(arrived + tile, SLABS - 1) == SLABS - 1;  // wraps to zero, as the next launch needs it
+            __threadfence();  // what the other blocks left is read after they counted themselves in
+        }
         __syncthreads();  // all threads know whether theirs is the tile's last block, and the slots are free
         if (!last) return;
-        __threadfence();  // what the other blocks left is read after they counted themselves in
 #pragma unroll
         for (int i = 0; i < VEC; ++i) values[i] = Operation::neutral();
         for (int s = down; s < SLABS; s += DEEP) {
