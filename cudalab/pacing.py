@@ -24,8 +24,9 @@ STALL, STAY = 41, 45  # bits of the second word: cycles until the next instructi
 REUSE = 58, 59  # of a multiply-add's first and second operand
 DESTINATION, OPERANDS = 16, (24, 32)  # bits of the first word: where the numbers of their registers begin
 NO_REGISTER = 255
-NEAR, WIDEST = 3, 4  # instructions to the next addition at most, for an operand to be kept; registers that one between may write from its
-WGMMA = 0x9F0, 0xFF0  # destination on, but this one, which writes more (opcode and which of its bits count)
+NEAR = 3  # instructions to the next addition at most, for an operand to be kept
+WIDEST = 4  # registers that an instruction between may write, from its destination on
+WGMMA = 0x9F0, 0xFF0  # which writes more than that: opcode, and which of its bits count
 CONTROL_FLOW = 0x940, 0xFC0  # branches, calls, exits, where warps part and meet
 LONGEST = 11  # cycles until the next instruction that can be said together with STAY
 
