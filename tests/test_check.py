@@ -66,6 +66,24 @@ def test_positive_inputs_are_right_too():
     assert compare(problem, inputs, naive(**inputs))
 
 
+@pytest.mark.parametrize("N", (1000000, 4194304))
+def test_the_sums_of_blocks_may_meet_by_atomics_in_any_order(N):
+    """As in reduce/atomic: its blocks' sums, exact, one after the other in orders of chance, for the inputs that `check` draws."""
+    op = ops()["reduce"]
+    step, problem = op.steps[5], op.problem(dict(N=N))
+    blocks = step.plan(problem).launches[0].grid[0]
+    x = check.draw(op, problem, "normal", check.generator(0))["x"]
+    padded = np.pad(x.astype(np.float64), (0, -N % (4096 * blocks)))
+    parts = padded.reshape(-1, blocks, 4096).sum((0, 2)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        total = np.cumsum(rng.permutation(parts), dtype=np.float32)[-1:]
+        verdict = check.compare(op, problem, dict(x=x), dict(total=total), exact=False)
+        assert verdict, verdict.reason
+    total[0] += 0.1  # a tenth of one element too much
+    assert not check.compare(op, problem, dict(x=x), dict(total=total), exact=False)
+
+
 def wrong_element(C, inputs):
     scale = SGEMM.scale(**{n: a.astype(np.float64) for n, a in inputs.items()})
     C[-1, -1] += 0.01 * scale[-1, -1]
