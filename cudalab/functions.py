@@ -166,18 +166,20 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "reduce":
         return resolve_step("reduce/flags"), dict(VEC=vec)  # `early` gains where sums follow each other, not where a caller takes one
     vec = math.gcd(vec, rows.widest(problem))
+    row = rows.packs(problem, vec)
+    if name == "axis" and problem.variant.endswith("_first"):
+        return resolve_step("axis/slabs"), dict(VEC=vec)
+    if name in ("axis", "argmax") and row <= NARROW_ROW:
+        return resolve_step(f"{name}/transposed"), dict(VEC=vec)
     if name == "axis":
-        if problem.variant.endswith("_first"):
-            return resolve_step("axis/slabs"), dict(VEC=vec)
         return resolve_step("axis/packs" if problem.M >= MANY_ROWS else "axis/split"), dict(VEC=vec)
     if name == "argmax":
-        row = rows.packs(problem, vec)
         few = "cluster" if sm >= 90 and row <= CLUSTER_ROW and problem.M * row <= MANY_PACKS else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= ROWS_OF_KEYS else few}"), dict(VEC=vec)
-    if sm >= 90 and rows.packs(problem, vec) > BULK_ROW[name] and rows.fits_bulk(problem, vec):
-        many = MANY_PACKS <= problem.M * rows.packs(problem, vec) and rows.packs(problem, vec) <= 16 * rows.KEPT
-        idea = "kept" if name == "layernorm" and many and sm < 120 else "bulk"  # of 12.0 on a block has 99 KiB of shared memory
-    elif rows.packs(problem, vec) <= LONG_ROW[name]:
+    if sm >= 90 and row > BULK_ROW[name] and rows.fits_bulk(problem, vec):
+        many = MANY_PACKS <= problem.M * row and row <= 16 * rows.KEPT
+        idea = "kept" if name != "softmax" and many and sm < 120 else "bulk"  # of 12.0 on a block has 99 KiB of shared memory
+    elif row <= LONG_ROW[name]:
         idea = "registers"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"
@@ -192,13 +194,14 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
+NARROW_ROW = 64  # loads: up to here a row is a part of a warp's work in sums and argmax, whose results a warp writes together
 # Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes.
 BULK_ROW = dict(softmax=1024, layernorm=2048, rmsnorm=2048)
 ROWS_OF_KEYS = 256  # in argmax they do from here on
 # Loads: a longer row is too much for argmax's cluster of 16 blocks, which reads a fifth of what the device does.
 CLUSTER_ROW = 2**16
-# Loads: from here on (64 MiB) LayerNorm's clusters that stay are faster than those that come and go (docs/notes/reductions.md), and for
-# argmax a cluster a row is no gain.
+# Loads: from here on (64 MiB) clusters that stay, and keep weights, are faster than those that come and go (docs/notes/reductions.md), and
+# for argmax a cluster a row is no gain.
 MANY_PACKS = 2**22
 # Loads: up to here another row is held by the registers of one block.  One of 4096 takes 1024 threads (in LayerNorm 768), whose registers
 # leave a multiprocessor no second block; only RMSNorm's still go there.

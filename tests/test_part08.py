@@ -114,7 +114,7 @@ def test_a_bad_pivot_costs_no_digits(name, pivot):
 
 # -- shapes
 
-SHAPED = ["softmax/registers", "layernorm/cluster", "argmax/split", "axis/slabs", "reduce/last_block"]
+SHAPED = ["softmax/registers", "layernorm/cluster", "argmax/split", "argmax/transposed", "axis/transposed", "axis/slabs", "reduce/last_block"]
 
 
 @pytest.mark.parametrize("name", SHAPED)
@@ -139,6 +139,17 @@ def test_slabs_read_every_row_once(rows, variant):
         assert verdict, verdict.reason
 
 
+@pytest.mark.parametrize("name, variant", [("argmax/transposed", None), ("axis/transposed", "sum_last"), ("axis/transposed", "max_last")])
+@pytest.mark.parametrize("tunables", [dict(LANES=1, ROWS=1), dict(LANES=4, ROWS=2), dict(LANES=8, ROWS=8), dict(LANES=32, ROWS=32), dict(VEC=1)],
+                         ids=lambda tunables: "-".join(f"{name}{value}" for name, value in tunables.items()))
+@pytest.mark.parametrize("M, N", [(77, 32), (130, 20), (1, 8)])
+def test_rows_that_join_together_come_out_where_they_belong(name, variant, tunables, M, N):
+    step = registry.resolve_step(name)
+    problem = step.op.problem(dict(M=M, N=N), "f32", variant)
+    for verdict in check.check_step(step, problem, Emulator(sanitize=True), overrides=tunables | dict(THREADS=64)):
+        assert verdict, verdict.reason
+
+
 CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm/cluster", 2, 777, dict(CLUSTER=8, LANES=32)),
             ("rmsnorm/cluster", 2, 40, dict(CLUSTER=4, LANES=32, EARLY=0)), ("argmax/cluster", 3, 1003, dict(CLUSTER=3, LANES=64)),
             ("softmax/pipelined", 7, 1104, dict(CLUSTER=2, LANES=64, GRID=4, STAGES=2)),
@@ -148,6 +159,9 @@ CLUSTERS = [("softmax/cluster", 3, 1100, dict(CLUSTER=4, LANES=64)), ("layernorm
             ("softmax/bulk", 5, 1104, dict(CLUSTER=2, LANES=32, ROWS=2)), ("rmsnorm/bulk", 2, 16, dict(CLUSTER=4, LANES=32, ROWS=1)),
             ("layernorm/bulk", 5, 1104, dict(CLUSTER=4, LANES=32, ROWS=3)),
             ("layernorm/kept", 23, 520, dict(CLUSTER=4, LANES=32, STAGES=3, GRID=8)),  # two clusters claim rows from each other
+            ("rmsnorm/kept", 23, 520, dict(CLUSTER=4, LANES=32, STAGES=3, GRID=8)),
+            ("rmsnorm/kept", 9, 1104, dict(CLUSTER=2, LANES=96, STAGES=4, GRID=6)),
+            ("rmsnorm/kept", 5, 16, dict(CLUSTER=4, LANES=32, STAGES=2, GRID=4)),  # more blocks than packs
             ("layernorm/kept", 9, 1104, dict(CLUSTER=1, LANES=96, STAGES=4, GRID=3)),
             ("layernorm/kept", 5, 16, dict(CLUSTER=4, LANES=32, STAGES=2, GRID=4))]
 
@@ -175,7 +189,7 @@ def test_a_row_that_does_not_fit_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("name, sizes, variant", [
     ("reduce/last_block", dict(N=40000), None), ("reduce/early", dict(N=70000), None), ("axis/slabs", dict(M=300, N=40), "sum_first"),
-    ("axis/split", dict(M=2, N=5000), "sum_last"), ("layernorm/kept", dict(M=23, N=520), None)])
+    ("axis/split", dict(M=2, N=5000), "sum_last"), ("layernorm/kept", dict(M=23, N=520), None), ("rmsnorm/kept", dict(M=23, N=520), None)])
 def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     """All blocks together, and a few at a time: the sums are the same to the last bit, and the counters are left at zero."""
     step = registry.resolve_step(name)
@@ -196,7 +210,8 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
 @pytest.mark.parametrize("name, tail", [("softmax/registers", ()), ("softmax/pipelined", ()), ("softmax/bulk", ()),
                                         ("rmsnorm/cluster", (f32(1e-6),)), ("layernorm/registers", (f32(1e-5),)),
                                         ("layernorm/bulk", (f32(1e-5),)), ("layernorm/kept", (f32(1e-5),)),
-                                        ("argmax/keys", None), ("axis/packs", None)])
+                                        ("rmsnorm/kept", (f32(1e-6),)), ("argmax/keys", None), ("axis/packs", None),
+                                        ("argmax/transposed", None), ("axis/transposed", None)])
 def test_rows_may_stand_apart(name, tail):
     """A view of the left half of a larger array: the kernels take its stride."""
     step = registry.resolve_step(name)
@@ -279,7 +294,7 @@ def agrees(op, problem, inputs, outputs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ("f32", "f16", "bf16"))
-@pytest.mark.parametrize("M, N, wide", [(300, 4096, 4096), (33, 1000, 1003), (2, 151936, 151936), (1, 7, 7), (5, 65537, 65537),
+@pytest.mark.parametrize("M, N, wide", [(300, 4096, 4096), (33, 1000, 1003), (5000, 60, 64), (2, 151936, 151936), (1, 7, 7), (5, 65537, 65537),
                                         (64, 512, 1024)])
 def test_the_library_agrees_with_numpy(cp, dtype, M, N, wide):
     import cudalab
@@ -337,11 +352,12 @@ def test_the_library_takes_arrays_as_they_lie(cp, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ("layernorm/kept", "rmsnorm/kept"))
 @pytest.mark.parametrize("M, N", [(4500, 1032), (1500, 16392), (300, 75976)])
-def test_clusters_that_stay_claim_every_row_once(M, N):
+def test_clusters_that_stay_claim_every_row_once(name, M, N):
     """More rows than clusters, several times over: twice, for the second launch finds the counter that the first one left."""
     from cudalab.gpu import Gpu
-    step = registry.resolve_step("layernorm/kept")
+    step = registry.resolve_step(name)
     problem = step.op.problem(dict(M=M, N=N), "bf16")
     plan = step.plan(problem)
     inputs = check.draw(step.op, problem, "normal", check.generator(2))

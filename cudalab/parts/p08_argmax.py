@@ -36,7 +36,7 @@ def block_a_row(p, c):
     yield Launch("argmax", grid=p.M, block=c.THREADS, args=("x", "index", "M", "N", i64(p.N)))
 
 
-@argmax.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_read_by_block, LOADS=4, HINT=2,
+@argmax.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_read_by_block, LOADS=rows.loads_of_thread, HINT=2,
              tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)), zero=("HINT",))
 def keys(p, c):
     rows.check_width(p, c)
@@ -48,12 +48,12 @@ def parts_of_row(p):
     return max(1, min(cdiv(512, p.M), cdiv(rows.packs(p, rows.widest(p)), 256)))
 
 
-def loads(p, c):
-    """Loads of a thread that are under way together: all it has, up to ten."""
-    return min(10, cdiv(rows.packs(p, c.VEC), c.get("SPLIT", 1) * c.get("CLUSTER", 1) * c.LANES))
+def loads(most):
+    """Loads of a thread that are under way together: all it has, up to so many."""
+    return lambda p, c: min(most, cdiv(rows.packs(p, c.VEC), c.get("SPLIT", 1) * c.get("CLUSTER", 1) * c.LANES))
 
 
-@argmax.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=loads, HINT=2,
+@argmax.step(3, SPLIT=parts_of_row, LANES=256, VEC=rows.widest, LOADS=loads(8), HINT=2,
              tune=dict(SPLIT=(1, 2, 4, 8, 16, 32, 64, 75, 128, 149, 512), LANES=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS,
                        HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
@@ -67,9 +67,16 @@ FEW = 4  # rows: up to here the largest clusters are not too many for a device
 
 
 @argmax.step(4, min_sm=90, CLUSTER=lambda p: 16 if p.M <= FEW else 8, LANES=lambda p: 512 if p.M <= FEW else 256, VEC=rows.widest,
-             LOADS=loads, HINT=2,
+             LOADS=loads(10), HINT=2,
              tune=dict(CLUSTER=(2, 4, 8, 16), LANES=(128, 256, 512, 768, 1024), VEC=(1, 2, 4, 8), LOADS=LOADS, HINT=(0, 1, 2)),
              zero=("HINT",))
 def cluster(p, c):
     rows.check_width(p, c)
     yield Launch("argmax", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=("x", "index", "M", "N", i64(p.N)))
+
+
+@argmax.step(5, VEC=rows.widest, LANES=rows.lanes_of_warp, VECS=rows.held, ROWS=rows.rows_of_thread, THREADS=128, HINT=2,
+             tune=rows.TUNE_TRANSPOSED, zero=("HINT",), emulate="70x64 5x33 2x1 33x300")
+def transposed(p, c):
+    rows.check_transposed(p, c)
+    yield Launch("argmax", grid=rows.blocks_of_transposed(p, c), block=c.THREADS, args=("x", "index", "M", "N", i64(p.N)))

@@ -62,12 +62,7 @@ def block_a_row(p, c):
     yield Launch("axis", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-def loads(p, c):
-    """Loads of a thread that are under way together: up to four."""
-    return next(n for n in (1, 2, 4) if n >= min(4, cdiv(rows.packs(p, c.VEC), c.LANES)))
-
-
-@axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_read_by_block, LOADS=loads, HINT=2, variants=LAST,
+@axis.step(2, VEC=rows.widest, LANES=rows.lanes, ROWS=rows.rows_read_by_block, LOADS=rows.loads_of_thread, HINT=2, variants=LAST,
            tune=dict(LANES=rows.TUNE_REGISTERS["LANES"], VEC=(1, 2, 4, 8), LOADS=(1, 2, 4, 8), HINT=(0, 1, 2)), zero=("HINT",))
 def packs(p, c):
     rows.check_width(p, c)
@@ -119,3 +114,10 @@ def slabs(p, c):
     yield scratch("partial", (tiles, c.SLABS, columns))
     yield state("arrived", (tiles,), "u32")
     yield Launch("axis", grid=tiles * c.SLABS, block=c.WIDE * c.DEEP, args=arguments(p, "partial", "arrived"))
+
+
+@axis.step(6, VEC=rows.widest, LANES=rows.lanes_of_warp, VECS=rows.held, ROWS=rows.rows_of_thread, THREADS=128, HINT=2, variants=LAST,
+           tune=rows.TUNE_TRANSPOSED, zero=("HINT",), emulate="70x64 5x33 2x1 33x300")
+def transposed(p, c):
+    rows.check_transposed(p, c)
+    yield Launch("axis", grid=rows.blocks_of_transposed(p, c), block=c.THREADS, args=arguments(p))

@@ -1,7 +1,6 @@
 """Part 8: LayerNorm over rows of any length."""
 
 from cudalab.dtypes import itemsize
-from cudalab.errors import BadConfig, BadShape
 from cudalab.expressions import cdiv
 from cudalab.parts import rows
 from cudalab.spec import Launch, Op, f32, state
@@ -123,46 +122,7 @@ def bulk(p, c):
     yield rows.bulk_launch(p, c, "layernorm", arguments(p))
 
 
-def lanes_of_kept(p, c):
-    """Threads that keep a share of weights and biases: as few as have four packs of each, in whole warps."""
-    return min(992, 32 * cdiv(rows.share(p, c), 128))
-
-
-def bytes_told(c):
-    """Shared memory for what blocks tell each other of a row: the moments of all warps of the cluster, its number, five barriers."""
-    return 8 * c.CLUSTER * c.LANES // 32 + 48
-
-
-def most_stages(p, c):
-    """Rows that shared memory has room for: of the device, and of what a kernel may have without asking for more (48 KiB)."""
-    return min(rows.SHARED_OF_ALL // (16 * rows.share(p, c) + bytes_told(c)), 48 * 1024 // bytes_told(c))
-
-
-def stages_of_kept(p, c):
-    """Rows under way to a block or in it: six in clusters of 16, whose exchange takes longest, else four; or what there is room for."""
-    return max(2, min(6 if c.CLUSTER == 16 else 4, most_stages(p, c)))
-
-
-def blocks_of_kept(p, c):
-    """Blocks of the launch: up to four on each of 132 multiprocessors, as it has registers (96 a thread) and shared memory for."""
-    stages = c.STAGES * (16 * rows.share(p, c) + bytes_told(c)) + 1024
-    return 132 * max(1, min(4, 65536 // (96 * (c.LANES + 32)), rows.SHARED_OF_ALL // stages))
-
-
-# GRID: blocks, or as many clusters as that makes; those that find no place come when others have ended, and no row is left.
-@layernorm.step(8, min_sm=90, VEC=rows.widest, CLUSTER=rows.blocks_of_bulk, LANES=lanes_of_kept, VECS=rows.held_of_share,
-                STAGES=stages_of_kept, GRID=blocks_of_kept,
-                tune=dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 352, 416, 480, 512, 608, 704, 800), STAGES=(2, 3, 4, 5, 6),
-                          GRID=(112, 120, 132, 264, 396, 528)))
+@layernorm.step(8, min_sm=90, **rows.IN_KEPT, tune=rows.TUNE_KEPT)
 def kept(p, c):
-    rows.check_pipelined(p, c)
-    if c.LANES > 992:
-        raise BadConfig(f"LANES={c.LANES}: at most 992, for a warp more brings the rows")
-    if rows.share(p, c) > rows.KEPT:
-        raise BadShape(f"weights and biases of {p.N} elements of {p.dtype} do not fit the registers of {c.CLUSTER} blocks: "
-                       "take the step before")
-    if c.STAGES > most_stages(p, c):
-        raise BadConfig(f"STAGES={c.STAGES}: shared memory has room for {most_stages(p, c)} rows under way")
     yield state("claimed", (1,), "u32")
-    yield Launch("layernorm", grid=rows.clusters(p, c) * c.CLUSTER, block=c.LANES + 32, smem=rows.room(p, c),
-                 cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=arguments(p, "claimed"))
+    yield rows.kept_launch(p, c, "layernorm", arguments(p, "claimed"))

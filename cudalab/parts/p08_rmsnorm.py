@@ -3,7 +3,7 @@
 from cudalab.dtypes import itemsize
 from cudalab.expressions import cdiv
 from cudalab.parts import rows
-from cudalab.spec import Launch, Op, f32
+from cudalab.spec import Launch, Op, f32, state
 
 TITLE = "summing across threads: RMSNorm"
 EPS = 1e-6  # as PyTorch's users take it
@@ -39,8 +39,9 @@ def early(p, c):
     return int(c.VECS <= 5)
 
 
-def arguments(p):
-    return "x", "w", "y", "M", "N", *rows.packed(p), f32(EPS)
+def arguments(p, *own):
+    """Of a launch; own: tensors of the step itself."""
+    return "x", "w", "y", *own, "M", "N", *rows.packed(p), f32(EPS)
 
 
 @rmsnorm.step(1, THREADS=256)
@@ -79,3 +80,14 @@ def pipelined(p, c):
 @rmsnorm.step(6, min_sm=90, **rows.IN_BULK, LOADS=4, tune=rows.TUNE_BULK | dict(LOADS=(1, 2, 4)))
 def bulk(p, c):
     yield rows.bulk_launch(p, c, "rmsnorm", arguments(p))
+
+
+def blocks_of_kept(p, c):
+    """Blocks of the cluster, two at least: a block that is alone keeps its weights in `pipelined`."""
+    return max(2, rows.blocks_of_bulk(p, c))
+
+
+@rmsnorm.step(7, min_sm=90, **rows.IN_KEPT | dict(CLUSTER=blocks_of_kept), tune=rows.TUNE_KEPT | dict(CLUSTER=(2, 4, 8, 16)))
+def kept(p, c):
+    yield state("claimed", (1,), "u32")
+    yield rows.kept_launch(p, c, "rmsnorm", arguments(p, "claimed"))

@@ -79,6 +79,11 @@ def rows_read_by_block(p, c):
     return max(1, threads // c.LANES) if c.LANES <= 32 else 1
 
 
+def loads_of_thread(p, c):
+    """Loads of a thread that are under way together: up to four."""
+    return next(n for n in (1, 2, 4) if n >= min(4, cdiv(packs(p, c.VEC), c.LANES)))
+
+
 def blocks_of_row(p, c):
     """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it."""
     return next((blocks for blocks in (2, 4) if packs(p, c.VEC) <= 5 * 512 * blocks), 8 if fits(p, c.VEC, 1024, 8) else 16)
@@ -114,6 +119,30 @@ def check_held(p, c):
         raise BadShape(f"a row of {p.N} elements of {p.dtype} does not fit the registers of {threads} threads: take a later step")
     if c.VECS != held(p, c):
         raise BadConfig(f"VECS={c.VECS}: {threads} threads hold a row of {p.N} in {held(p, c)} packs of {c.VEC} each")
+
+
+def lanes_of_warp(p, c):
+    """Threads of a row: one a pack, up to a warp."""
+    return min(32, lanes(p, c))
+
+
+def rows_of_thread(p, c):
+    """Rows that a thread takes at once: four, at most one a lane."""
+    return min(c.LANES, 4)
+
+
+def check_transposed(p, c):
+    """Raises BadShape for rows too long for a few loads of each lane of a warp, BadConfig where VECS loads are not what they take."""
+    check_width(p, c)
+    if packs(p, c.VEC) > 8 * 32:
+        raise BadShape(f"a row of {p.N} elements of {p.dtype} is too long for {c.LANES} threads: take another step")
+    if c.VECS != held(p, c) or c.VECS * c.ROWS > 32:
+        raise BadConfig(f"VECS={c.VECS}, ROWS={c.ROWS}: {c.LANES} threads hold a row in {held(p, c)} packs each, and 32 of them at most")
+
+
+def blocks_of_transposed(p, c):
+    """Blocks of the launch, of THREADS // LANES groups that have ROWS rows each."""
+    return cdiv(p.M, c.THREADS // c.LANES * c.ROWS)
 
 
 def check_shared(p):
@@ -212,7 +241,7 @@ def fits_bulk(p, vec):
     return vec * itemsize(p.dtype) == 16 and 16 * cdiv(packs(p, vec), 16) + 4096 <= SHARED_OF_ALL
 
 
-KEPT = 2560  # packs of a share at most, for the registers of a block to hold their weights and biases
+KEPT = 2560  # packs of a share at most, for the registers of a block to hold their weights, and biases
 
 
 def bulk_launch(p, c, entry, args):
@@ -224,6 +253,45 @@ def bulk_launch(p, c, entry, args):
                   cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
 
 
+def lanes_of_kept(p, c):
+    """Threads that keep a share of the weights: as few as have four packs of each, in whole warps."""
+    return min(992, 32 * cdiv(share(p, c), 128))
+
+
+def bytes_told(c):
+    """Shared memory for what blocks tell each other of a row: eight bytes for each warp of the cluster, its number, five barriers."""
+    return 8 * c.CLUSTER * c.LANES // 32 + 48
+
+
+def most_stages(p, c):
+    """Rows that shared memory has room for: of the device, and of what a kernel may have without asking for more (48 KiB)."""
+    return min(SHARED_OF_ALL // (16 * share(p, c) + bytes_told(c)), 48 * 1024 // bytes_told(c))
+
+
+def stages_of_kept(p, c):
+    """Rows under way to a block or in it: six in clusters of 16, whose exchange takes longest, else four; or what there is room for."""
+    return max(2, min(6 if c.CLUSTER == 16 else 4, most_stages(p, c)))
+
+
+def blocks_of_kept(p, c):
+    """Blocks of the launch: up to four on each of 132 multiprocessors, as it has registers (96 a thread) and shared memory for."""
+    room_of_stages = c.STAGES * (16 * share(p, c) + bytes_told(c)) + 1024
+    return 132 * max(1, min(4, 65536 // (96 * (c.LANES + 32)), SHARED_OF_ALL // room_of_stages))
+
+
+def kept_launch(p, c, entry, args):
+    """The launch of a kept step.  Raises BadShape for rows that are not whole packs of 16 bytes or whose weights no block keeps."""
+    check_pipelined(p, c)
+    if c.LANES > 992:
+        raise BadConfig(f"LANES={c.LANES}: at most 992, for a warp more brings the rows")
+    if share(p, c) > KEPT:
+        raise BadShape(f"weights of {p.N} elements of {p.dtype} do not fit the registers of {c.CLUSTER} blocks: take the step before")
+    if c.STAGES > most_stages(p, c):
+        raise BadConfig(f"STAGES={c.STAGES}: shared memory has room for {most_stages(p, c)} rows under way")
+    return Launch(entry, grid=clusters(p, c) * c.CLUSTER, block=c.LANES + 32, smem=room(p, c),
+                  cluster=(c.CLUSTER, 1, 1) if c.CLUSTER > 1 else None, args=args)
+
+
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=0)
@@ -231,6 +299,8 @@ TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 
 ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=blocks_together, HINT=0)
 TUNE_ACROSS = dict(CLUSTER=(2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 704, 768, 1024), BLOCKS=(1, 2, 3, 4),
                    HINT=(0, 1, 2))
+# ROWS: rows of a thread.
+TUNE_TRANSPOSED = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32), ROWS=(1, 2, 4, 8, 16, 32), THREADS=(64, 128, 256, 512), HINT=(0, 1, 2))
 # GRID: blocks, or as many clusters as that makes; 132 multiprocessors of an H200.  STAGES: rows that are brought at once.
 PIPELINED = dict(VEC=widest, CLUSTER=blocks_of_pipeline, LANES=lanes_of_pipeline, VECS=held_of_share, STAGES=stages,
                  GRID=blocks_that_stay, BLOCKS=1, HINT=1)
@@ -240,5 +310,9 @@ TUNE_PIPELINED = dict(CLUSTER=(1, 2, 4, 8), LANES=(32, 64, 96, 128, 192, 256, 32
 # ROWS: rows of a cluster; LOADS: packs of weights that a thread fetches at once.
 IN_BULK = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_bulk, ROWS=1, BLOCKS=blocks_by_room)
 TUNE_BULK = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 320, 512), ROWS=(1, 2, 4))
+# GRID: blocks, or as many clusters as that makes; those that find no place come when others have ended, and no row is left.
+IN_KEPT = dict(VEC=widest, CLUSTER=blocks_of_bulk, LANES=lanes_of_kept, VECS=held_of_share, STAGES=stages_of_kept, GRID=blocks_of_kept)
+TUNE_KEPT = dict(CLUSTER=(1, 2, 4, 8, 16), LANES=(32, 64, 128, 256, 352, 416, 480, 512, 608, 704, 800), STAGES=(2, 3, 4, 5, 6),
+                 GRID=(112, 120, 132, 264, 396, 528))
 IN_SHARED = dict(THREADS=512, VEC=widest, HINT=0)
 TUNE_SHARED = dict(THREADS=(128, 256, 512, 1024), VEC=(1, 2, 4, 8), HINT=(0, 1, 2))
