@@ -176,10 +176,14 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     if name == "argmax":
         few = "cluster" if sm >= 90 and row <= CLUSTER_ROW and problem.M * row <= MANY_PACKS else "split"
         return resolve_step(f"argmax/{'keys' if problem.M >= ROWS_OF_KEYS else few}"), dict(VEC=vec)
-    if sm >= 90 and row > BULK_ROW[name] and rows.fits_bulk(problem, vec):
+    long, alone = row > BULK_ROW[name], problem.M <= A_ROW_EACH and row <= HELD_ROW
+    few = problem.M <= (FEW_ROWS if alone else 2 * FEW_ROWS)
+    if sm >= 90 and long and few and problem.M * row <= FEW_PACKS[name] and rows.fits(problem, vec, 1024, 16):
+        idea = "cluster"
+    elif sm >= 90 and long and not alone and rows.fits_bulk(problem, vec):
         many = MANY_PACKS <= problem.M * row and row <= 16 * rows.KEPT
         idea = "kept" if name != "softmax" and many and sm < 120 else "bulk"  # of 12.0 on a block has 99 KiB of shared memory
-    elif row <= LONG_ROW[name]:
+    elif row <= LONG_ROW[name] or alone:
         idea = "registers"
     elif problem.N * itemsize(problem.dtype) <= rows.SHARED_BYTES:
         idea = "shared"
@@ -195,8 +199,11 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
 NARROW_ROW = 64  # loads: up to here a row is a part of a warp's work in sums and argmax, whose results a warp writes together
-# Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes.
-BULK_ROW = dict(softmax=1024, layernorm=2048, rmsnorm=2048)
+# Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes, and not where rows are few: each
+# is then soonest done in the registers of a cluster or, up to HELD_ROW, of a block that has a multiprocessor for itself.
+BULK_ROW = dict(softmax=1024, layernorm=1024, rmsnorm=2048)
+FEW_PACKS = dict(softmax=2**19, layernorm=2**17, rmsnorm=2**19)  # loads of all rows: clusters for as many fit a device at once
+FEW_ROWS, A_ROW_EACH, HELD_ROW = 16, 132, 4096
 ROWS_OF_KEYS = 256  # in argmax they do from here on
 # Loads: a longer row is too much for argmax's cluster of 16 blocks, which reads a fifth of what the device does.
 CLUSTER_ROW = 2**16

@@ -69,12 +69,13 @@ def early(p, c):
 
 
 def lanes(p, c):
-    """Threads of a row: of a long one fewer, with six packs each, so that more rows are under way."""
-    return rows.lanes_of_pairs(p, c) if rows.packs(p, c.VEC) <= 1024 else min(1024, 128 * cdiv(rows.packs(p, c.VEC), 768))
+    """Threads of a row: about four packs each, but six of rows of 2 to 6 thousand elements of 16 bits, so that more rows are under way."""
+    count = rows.packs(p, c.VEC)
+    return 32 * cdiv(count, 192) if 256 < count <= 768 else rows.lanes_of_pairs(p, c)
 
 
-@layernorm.step(3, **rows.IN_REGISTERS | dict(LANES=lanes, EARLY=early, BLOCKS=rows.blocks_of_threads),
-                tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+@layernorm.step(3, **rows.IN_REGISTERS | dict(LANES=lanes, EARLY=early), tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)),
+                zero=("EARLY", "HINT"))
 def registers(p, c):
     rows.check_held(p, c)
     yield Launch("layernorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p), early=True)
@@ -87,7 +88,12 @@ def shared(p, c):
     yield Launch("layernorm", grid=p.M, block=c.THREADS, smem=cdiv(p.N * itemsize(p.dtype), 16) * 16, args=arguments(p))
 
 
-@layernorm.step(5, min_sm=90, **rows.ACROSS, EARLY=0, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+def early_of_few(p, c):
+    """The same where rows are few, whose time is that of one load and one exchange."""
+    return int(p.M * rows.packs(p, c.VEC) <= rows.FEW and c.VECS <= 5)
+
+
+@layernorm.step(5, min_sm=90, **rows.ACROSS, EARLY=early_of_few, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def cluster(p, c):
     rows.check_held(p, c)
     yield Launch("layernorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))

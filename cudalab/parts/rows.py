@@ -69,8 +69,8 @@ def blocks_of_threads(p, c):
 
 
 def rows_of_block(p, c):
-    """Rows of a block, so that short ones make 128 threads together."""
-    return 128 // c.LANES if c.LANES <= 32 else 1
+    """Rows of a block: short ones make 256 packs together, in whole warps and at most 128 threads."""
+    return max(32 // c.LANES, min(128 // c.LANES, 256 // (c.LANES * held(p, c)))) if c.LANES <= 32 else 1
 
 
 def rows_read_by_block(p, c):
@@ -84,9 +84,16 @@ def loads_of_thread(p, c):
     return next(n for n in (1, 2, 4) if n >= min(4, cdiv(packs(p, c.VEC), c.LANES)))
 
 
+FEW = 2**19  # packs of all rows: up to here a row is a cluster's whose registers hold it at once, as many blocks as help
+
+
 def blocks_of_row(p, c):
-    """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it."""
-    return next((blocks for blocks in (2, 4) if packs(p, c.VEC) <= 5 * 512 * blocks), 8 if fits(p, c.VEC, 1024, 8) else 16)
+    """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it; of few rows, that 128 have
+    two."""
+    row = packs(p, c.VEC)
+    if p.M * row <= FEW:
+        return next((blocks for blocks in (2, 4, 8) if row <= 256 * blocks), 16)
+    return next((blocks for blocks in (2, 4) if row <= 5 * 512 * blocks), 8 if fits(p, c.VEC, 1024, 8) else 16)
 
 
 def lanes_of_cluster(p, c):
@@ -98,7 +105,7 @@ def lanes_of_cluster(p, c):
 
 def blocks_together(p, c):
     """Blocks that shall fit a multiprocessor: two where registers hold a share for each, so that one loads while the other writes."""
-    return 2 if c.LANES <= 512 and c.VECS <= 5 else 1
+    return 2 if c.LANES <= 512 and c.VECS <= 5 and p.M * packs(p, c.VEC) > FEW else 1
 
 
 def held(p, c):

@@ -8,7 +8,6 @@
 // Limited now by: a row's block: few long rows leave most multiprocessors idle.
 
 #include "keys.cuh"
-#include "reduce.cuh"
 #include "stream.cuh"
 
 constexpr int WARPS = LANES > 32 ? LANES / 32 : 1;
@@ -23,26 +22,25 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS) argmax(const element* 
     const int columns = row < M ? N : 0;  // lanes of rows past the end stay for the shuffles
     x += row * stride_x;
 
-    float best = minus_infinity();
-    int place = t * VEC;  // the first of its columns, should all be -infinity
+    Best best{t * VEC};
     for (int first = t * VEC; first < columns; first += LOADS * LANES * VEC) {
         Pack<element, VEC> held[LOADS];
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int n = first + l * LANES * VEC;
-            held[l] = n < columns ? read<HINT, VEC>(x + n) : lowest<VEC>();
+            if (n < columns) held[l] = read<HINT, VEC>(x + n);
         }
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             float e[VEC];
             unpack(e, held[l]);
+            if (first + l * LANES * VEC < columns) {
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) {
-                if (!(e[i] <= best) && best == best) best = e[i], place = first + l * LANES * VEC + i;
+                for (int i = 0; i < VEC; ++i) best.take(e[i], first + l * LANES * VEC + i);
             }
         }
     }
-    unsigned long long own = t * VEC < columns ? placed(key_of(best), place) : 0;
+    unsigned long long own = t * VEC < columns ? best.key() : 0;
     if constexpr (LANES < 32) own = reduce_lanes<LANES>(own, LargerKey{});
     else own = largest_of_warp(own);
     if constexpr (WARPS > 1) {

@@ -7,7 +7,6 @@
 // Limited now by: memory for many rows; for a single one the way to L2 and back, three times at its end: key, counter, keys.
 
 #include "keys.cuh"
-#include "reduce.cuh"
 #include "stream.cuh"
 
 constexpr int WARPS = LANES / 32;
@@ -21,26 +20,23 @@ extern "C" __global__ void __launch_bounds__(LANES) argmax(const element* x, uns
     const int row = blockIdx.x / SPLIT, part = blockIdx.x % SPLIT, t = part * LANES + threadIdx.x;
     x += row * stride_x;
 
-    float best = minus_infinity();
-    int place = t * VEC;  // the first of its columns, should all be -infinity
+    Best best{t * VEC};
     for (int first = t * VEC; first < N; first += LOADS * SPLIT * LANES * VEC) {
         Pack<element, VEC> held[LOADS];
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int n = first + l * SPLIT * LANES * VEC;
-            held[l] = n < N ? read<HINT, VEC>(x + n) : lowest<VEC>();
+            held[l] = read<HINT, VEC>(x + (n < N ? n : t * VEC));  // past the end its first pack again, of which it takes nothing twice
         }
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             float e[VEC];
             unpack(e, held[l]);
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) {
-                if (!(e[i] <= best) && best == best) best = e[i], place = first + l * SPLIT * LANES * VEC + i;
-            }
+            for (int i = 0; i < VEC; ++i) best.take(e[i], first + l * SPLIT * LANES * VEC + i);
         }
     }
-    unsigned long long own = largest_of_warp(t * VEC < N ? placed(key_of(best), place) : 0);
+    unsigned long long own = largest_of_warp(t * VEC < N ? best.key() : 0);
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = own;
     __syncthreads();  // every warp's key is there before any reads them
     own = reduce_slots<WARPS>(slots, LargerKey{});

@@ -7,7 +7,6 @@
 
 #include "distributed.cuh"
 #include "keys.cuh"
-#include "reduce.cuh"
 #include "stream.cuh"
 
 constexpr int WARPS = LANES / 32, SLOTS = WARPS * CLUSTER;
@@ -22,26 +21,25 @@ extern "C" __global__ void __launch_bounds__(LANES) argmax(const element* x, lon
     __syncwarp();              // the mbarrier is ready for the warp that waits at it
     cluster_arrive_relaxed();  // this block runs, so that others may write into its shared memory; they wait for that below
 
-    float best = minus_infinity();
-    int place = t * VEC;  // the first of its columns, should all be -infinity
+    Best best{t * VEC};
     for (int first = t * VEC; first < N; first += LOADS * CLUSTER * LANES * VEC) {
         Pack<element, VEC> held[LOADS];
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int n = first + l * CLUSTER * LANES * VEC;
-            held[l] = n < N ? read<HINT, VEC>(x + n) : lowest<VEC>();
+            if (n < N) held[l] = read<HINT, VEC>(x + n);
         }
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             float e[VEC];
             unpack(e, held[l]);
+            if (first + l * CLUSTER * LANES * VEC < N) {
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) {
-                if (!(e[i] <= best) && best == best) best = e[i], place = first + l * CLUSTER * LANES * VEC + i;
+                for (int i = 0; i < VEC; ++i) best.take(e[i], first + l * CLUSTER * LANES * VEC + i);
             }
         }
     }
-    const unsigned long long own = largest_of_warp(t * VEC < N ? placed(key_of(best), place) : 0);
+    const unsigned long long own = largest_of_warp(t * VEC < N ? best.key() : 0);
     cluster_wait();  // every block of the cluster runs
     if (threadIdx.x % 32 == 0) send(&slots[rank * WARPS + threadIdx.x / 32], 0, own, &arrived);
     if (rank > 0 || threadIdx.x >= 32) return;

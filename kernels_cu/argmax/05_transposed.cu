@@ -1,13 +1,12 @@
-// Transposed: a thread has a part of several rows; where they join, each lane has half as many rows, instead of all lanes the same one.
+// Transposed: a thread has a part of several rows, and where they join, each lane keeps half of the rows.
 //
 // Before: a narrow row was a thread's only one: a load, then as many exchanges of keys as halve its lanes, whose results all lanes have.
 // Now: a thread asks for its packs of ROWS rows at once.  Two lanes exchange halves of their rows' keys, each joins the half that it keeps,
 // and so on down to one row a lane: one exchange a row instead of one a halving, and a warp writes neighbouring places.
-// A warp owns ROWS * 32 / LANES rows; lane t of a group of LANES takes packs t, t + LANES, … of every (32 / LANES)th row.
+// A warp of a block owns ROWS * 32 / LANES rows; lane t of LANES takes packs t, t + LANES, … of every (32 / LANES)th of them.
 // Limited now by: memory.
 
 #include "keys.cuh"
-#include "reduce.cuh"
 #include "stream.cuh"
 #include "transposed.cuh"
 
@@ -22,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const element* x, l
     const int first = warp * ROWS * BESIDE + threadIdx.x % 32 / LANES;
     const int own_column = t * VEC < N ? t * VEC : 0;
 
-    // What lies past the end is not there: a lane reads its first pack again, whose elements are no larger than themselves, or the last row,
-    // whose place it does not write.
+    // What lies past the end is not there: a lane reads its first pack again, of which it takes nothing twice, or the last row, whose place
+    // it does not write.
     Pack<element, VEC> held[ROWS][VECS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -37,18 +36,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const element* x, l
     unsigned long long own[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        float best = minus_infinity();
-        int place = t * VEC;  // the first of its columns, should all be -infinity
+        Best best{t * VEC};
 #pragma unroll
         for (int v = 0; v < VECS; ++v) {
             float e[VEC];
             unpack(e, held[r][v]);
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) {
-                if (!(e[i] <= best) && best == best) best = e[i], place = (v * LANES + t) * VEC + i;
-            }
+            for (int i = 0; i < VEC; ++i) best.take(e[i], (v * LANES + t) * VEC + i);
         }
-        own[r] = t * VEC < N ? placed(key_of(best), place) : 0;
+        own[r] = t * VEC < N ? best.key() : 0;
     }
     const unsigned long long joined = reduce_rows<LANES, ROWS>(own, LargerKey{});
     const int row = first + t % ROWS * BESIDE;

@@ -1,9 +1,9 @@
-// Transposed: a thread has a part of several rows; where they join, each lane has half as many rows, instead of all lanes the same one.
+// Transposed: a thread has a part of several rows, and where they join, each lane keeps half of the rows.
 //
-// Before: a narrow row was a thread's only one: a load, then as many exchanges as halve its lanes, whose result all lanes have.
-// Now: a thread asks for its packs of ROWS rows at once.  Two lanes exchange halves of their rows, each joins the half that it keeps, and so
-// on down to one row a lane: one exchange a row instead of one a halving, and a warp writes neighbouring results.
-// A warp owns ROWS * 32 / LANES rows; lane t of a group of LANES takes packs t, t + LANES, … of every (32 / LANES)th row.
+// Before: a narrow row was a thread's only one: a load, then as many exchanges as halve its lanes; all of them then had it.
+// Now: a thread asks for its packs of ROWS rows at once.  Two lanes exchange halves of their rows, each joins the half that it keeps, and
+// so on down to one row a lane: one exchange a row instead of one a halving, and a warp writes neighbouring results.
+// A warp of a block owns ROWS * 32 / LANES rows; lane t of LANES takes packs t, t + LANES, … of every (32 / LANES)th of them.
 // Limited now by: memory.
 
 #include "operation.cuh"
@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) axis(const element* x, ele
     const int t = threadIdx.x % LANES, warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int first = warp * ROWS * BESIDE + threadIdx.x % 32 / LANES;
 
-    // What lies past the end is not there: a lane reads the row's first pack, which does not count, or the last row, which it does not write.
+    // What lies past the end is not there: a lane reads the row's first pack, which does not count, or the last row, which it does not
+    // write.
     Pack<element, VEC> held[ROWS][VECS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

@@ -1,9 +1,11 @@
 // Floats as integers that sort the same way, so that a maximum and its place travel in one 64-bit number.
 #pragma once
 
-// Larger floats have larger keys; -0 and +0 the same one; NaN has the largest, as NumPy's argmax has it.  No key is 0.
+#include "reduce.cuh"
+
+// Larger floats have larger keys; NaN has the largest, as NumPy's argmax has it.  No key is 0.  x: not -0.
 __device__ __forceinline__ unsigned key_of(float x) {
-    const unsigned bits = __float_as_uint(x + 0.0f);  // -0 becomes +0
+    const unsigned bits = __float_as_uint(x);
     const unsigned key = bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
     return x != x ? 0xffffffffu : key;
 }
@@ -12,6 +14,20 @@ __device__ __forceinline__ unsigned key_of(float x) {
 __device__ __forceinline__ unsigned long long placed(unsigned key, unsigned place) {
     return static_cast<unsigned long long>(key) << 32 | (0xffffffffu - place);
 }
+
+// The best of the elements that a thread has taken, from left to right; it may take them again.  The first that is better than all before
+// it changes the bits of their maximum: -0 is taken as +0, and every NaN becomes the same one.
+struct Best {
+    int place;  // that of the first, should all be -infinity
+    float value = minus_infinity();
+
+    __device__ __forceinline__ void take(float element, int at) {
+        const float larger = LargerOrNan{}(value, element + 0.0f);
+        if (__float_as_uint(larger) != __float_as_uint(value)) place = at;
+        value = larger;
+    }
+    __device__ __forceinline__ unsigned long long key() const { return placed(key_of(value), place); }
+};
 
 // The largest of a warp's, by its integer reductions: first the key, then the place of those who have it.
 __device__ __forceinline__ unsigned long long largest_of_warp(unsigned long long own) {

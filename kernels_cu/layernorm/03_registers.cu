@@ -18,6 +18,20 @@ static_assert(LANES % 32 == 0 || (LANES < 32 && (LANES & (LANES - 1)) == 0), "LA
 static_assert(LANES <= 32 || ROWS == 1, "a row of several warps has a block for itself");
 static_assert(LANES * ROWS % 32 == 0 && LANES * ROWS <= 1024, "a block is a number of whole warps, at most 1024 threads");
 
+// The reciprocal of a count, to within an ulp or two.  (A division has a branch for what no count is, and takes registers for it.)
+__device__ __forceinline__ float inverse(int count) { return __fdividef(1.0f, count); }
+
+// A pack, or zeros: chosen by the word, where Pack's elements of 16 bits would be chosen one by one.
+__device__ __forceinline__ Pack<element, VEC> read_or_zeros(bool there, const element* memory) {
+    if constexpr (sizeof(Pack<element, VEC>) == 16 && HINT == 0) {
+        uint4 words = make_uint4(0, 0, 0, 0);
+        if (there) words = *reinterpret_cast<const uint4*>(memory);
+        return reinterpret_cast<const Pack<element, VEC>&>(words);
+    } else {
+        return there ? read<HINT, VEC>(memory) : zeros<VEC>();
+    }
+}
+
 // How many columns the lanes of a row's warp hold.
 __device__ __forceinline__ int columns_of(int warp, int N) {
     int count = 0;
@@ -40,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
         const int n = (v * LANES + t) * VEC;
-        held[v] = n < columns ? read<HINT, VEC>(x + n) : zeros<VEC>();
+        held[v] = read_or_zeros(n < columns, x + n);
     }
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
@@ -56,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
         for (int i = 0; i < VEC; ++i) sum += e[i];
     }
     const int warp = WARPS > 1 ? threadIdx.x / 32 : 0, own = columns_of(warp, N);
-    float mean = reduce_lanes<WIDTH>(sum, Add{}) / max(own, 1);
+    float mean = reduce_lanes<WIDTH>(sum, Add{}) * inverse(max(own, 1));
     forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {
@@ -73,11 +87,11 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, BLOCKS)
         if (lane == 0) means[warp] = mean, squares[warp] = square;
         __syncthreads();  // every warp's mean and deviations are there before any reads them
         const float theirs = lane < WARPS ? means[lane] : 0.0f, count = lane < WARPS ? columns_of(lane, N) : 0.0f;
-        mean = reduce_lanes<32>(count * theirs, Add{}) / N;
+        mean = reduce_lanes<32>(count * theirs, Add{}) * inverse(N);
         square = lane < WARPS ? squares[lane] + count * (theirs - mean) * (theirs - mean) : 0.0f;
         square = reduce_lanes<32>(square, Add{});
     }
-    const float factor = rsqrtf(square / N + eps);
+    const float factor = rsqrtf(square * inverse(N) + eps);
     forget(held);
 #pragma unroll
     for (int v = 0; v < VECS; ++v) {

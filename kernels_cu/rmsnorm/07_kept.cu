@@ -2,9 +2,9 @@
 //
 // Before: every row brought its weights from L2 again, and blocks that came and went began each row by waiting for it.
 // Now: a cluster takes row after row, always the same columns of each, whose weights its threads keep.  Which row is next its first block
-// asks of a counter that all clusters share, for some get more of the memory than others: of equal shares, as `pipelined` has them, the last
-// end late.  A warp of its own brings rows as far ahead as shared memory has room; the others add up the squares of a row before they wait
-// for the sums of the one before, so that nobody waits for the exchange.
+// asks of a counter that all clusters share, for some get more of the memory than others: of equal shares, as `pipelined` has them, the
+// last end late.  A warp of its own brings rows as far ahead as shared memory has room; the others add up the squares of a row before they
+// wait for the sums of the one before, so that nobody waits for the exchange.
 // A cluster of CLUSTER blocks owns the rows that it claims; block `rank` has an equal share of their packs, thread t of it VECS of them,
 // t, t + LANES, ….  A row has a stage in every block: its number, the packs, and the sums of all the cluster's warps.
 // A stage takes another row when all blocks have told each other that theirs is read.
