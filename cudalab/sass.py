@@ -62,7 +62,8 @@ def disassemble(cubin: Path) -> str:
             running.kill()
             raise
     if running.returncode:
-        said = (said.strip() or listing.strip() or f"status {running.returncode}").splitlines()[-1]
+        lines = (said.strip() or listing.strip() or f"status {running.returncode}").splitlines()
+        said = next((line for line in lines if "error" in line.lower() or "fatal" in line.lower()), lines[-1])
         raise LabError(f"nvdisasm cannot read {cubin}: {said}; if it is older than NVRTC: {cure()}")
     return listing
 

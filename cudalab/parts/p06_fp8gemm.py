@@ -109,7 +109,8 @@ def stages_that_fit(p, c):
 @fp8gemm.step(3, **HOPPER, variants=("promoted", "block"), BM=rows_of_tile, BN=lambda p: min(128, bf16.columns(128)(p)),
               CONSUMERS=lambda p, c: min(2, c.BM // 64), STAGES=stages_that_fit, CLUSTER_M=1, CLUSTER_N=1, RASTER=8,
               WORKERS=MULTIPROCESSORS, PACE=21, zero=("PACE",), emulate="72x24x1040 136x72x144 77x24x1808",
-              tune=dict(BM=(64, 128, 256), BN=(64, 128), STAGES=(3, 4, 5, 6, 9, 12), RASTER=(4, 8, 16), WORKERS=(128, 132)) | bf16.SHARED)
+              tune=dict(BM=(64, 128, 256), BN=(64, 128), STAGES=(3, 4, 5, 6, 9, 12), RASTER=(4, 8, 16), WORKERS=(128, 132),
+                        PACE=(0, 21)) | bf16.SHARED)
 def promoted(p, c):
     check_alignment(p)
     yield with_scales(shared_launch(p, c, workers(p, c), "C", stages(c) + c.STAGES * bytes_of_scales(c), early=True))
