@@ -64,14 +64,14 @@ def welford(p, c):
 
 
 def early(p, c):
-    """Weights and biases are fetched beside the row where a thread has little of it."""
-    return int(c.LANES <= 16)
+    """Weights and biases are fetched beside the row where a thread has little of it, or rows are few and registers hold all three."""
+    return int(c.LANES <= 16 or rows.few(p, c) and c.VECS <= 4 and c.LANES <= 512)
 
 
 def lanes(p, c):
-    """Threads of a row: about four packs each, but six of rows of 2 to 6 thousand elements of 16 bits, so that more rows are under way."""
+    """Threads of a row: about four packs each, but six of many rows of 2 to 6 thousand elements of 16 bits, so that more are under way."""
     count = rows.packs(p, c.VEC)
-    return 32 * cdiv(count, 192) if 256 < count <= 768 else rows.lanes_of_pairs(p, c)
+    return 32 * cdiv(count, 192) if 256 < count <= 768 and not rows.few(p, c) else rows.lanes_of_pairs(p, c)
 
 
 @layernorm.step(3, **rows.IN_REGISTERS | dict(LANES=lanes, EARLY=early), tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)),
@@ -88,12 +88,8 @@ def shared(p, c):
     yield Launch("layernorm", grid=p.M, block=c.THREADS, smem=cdiv(p.N * itemsize(p.dtype), 16) * 16, args=arguments(p))
 
 
-def early_of_few(p, c):
-    """The same where rows are few, whose time is that of one load and one exchange."""
-    return int(p.M * rows.packs(p, c.VEC) <= rows.FEW and c.VECS <= 5)
-
-
-@layernorm.step(5, min_sm=90, **rows.ACROSS, EARLY=early_of_few, tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
+@layernorm.step(5, min_sm=90, **rows.ACROSS, EARLY=lambda p, c: int(rows.few(p, c) and c.VECS <= 5),
+                tune=rows.TUNE_ACROSS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def cluster(p, c):
     rows.check_held(p, c)
     yield Launch("layernorm", grid=p.M * c.CLUSTER, block=c.LANES, cluster=(c.CLUSTER, 1, 1), args=arguments(p))

@@ -39,6 +39,16 @@ def early(p, c):
     return int(c.VECS <= 5)
 
 
+def spare(p, c):
+    """Whether a quarter more threads than have two packs each are best: for many rows of 2 to 6 thousand elements of 16 bits."""
+    return 256 <= rows.packs(p, c.VEC) <= 768 and not rows.few(p, c)
+
+
+def lanes(p, c):
+    """Threads of a row."""
+    return 32 * cdiv(5 * rows.packs(p, c.VEC), 256) if spare(p, c) else rows.lanes_of_pairs(p, c)
+
+
 def arguments(p, *own):
     """Of a launch; own: tensors of the step itself."""
     return "x", "w", "y", *own, "M", "N", *rows.packed(p), f32(EPS)
@@ -49,8 +59,8 @@ def two_passes(p, c):
     yield Launch("rmsnorm", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@rmsnorm.step(2, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs), EARLY=early, tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)),
-              zero=("EARLY", "HINT"))
+@rmsnorm.step(2, **rows.IN_REGISTERS | dict(LANES=lanes), EARLY=lambda p, c: int(early(p, c) and not spare(p, c)),
+              tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def registers(p, c):
     rows.check_held(p, c)
     yield Launch("rmsnorm", grid=cdiv(p.M, c.ROWS), block=c.LANES * c.ROWS, args=arguments(p), early=True)

@@ -62,7 +62,13 @@ def online(p, c):
     yield Launch("softmax", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=rows.blocks_of_threads),
+def blocks(p, c):
+    """Blocks that shall fit a multiprocessor: as many as make 1280 threads where a row takes more than four warps, if no thread holds more
+    than four packs of it and rows are not so many that the compiler's own number of registers is the better one; else one."""
+    return 1280 // c.LANES if c.LANES > 128 and c.VECS <= 4 and p.M <= 2**14 else 1
+
+
+@softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=blocks),
               tune=rows.TUNE_REGISTERS, zero=("HINT",))
 def registers(p, c):
     rows.check_held(p, c)

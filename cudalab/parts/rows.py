@@ -19,6 +19,9 @@ SHARED_OF_ALL = 227 * 1024  # of a multiprocessor of sm_90
 SHARED_BYTES = 96 * 1024  # of a block, for a row: what sm_89 has, less what the reduction needs
 
 
+FEW = 2**19  # packs of all rows: up to here the time is that of one load and one exchange, not memory's
+
+
 def added_in_order(p):
     """Terms that a thread of a row adds in order; the rest is added in a tree, whose depth hardly counts."""
     return 16 + p.N // 256
@@ -50,6 +53,11 @@ def packs(p, vec):
     return cdiv(p.N, vec)
 
 
+def few(p, c):
+    """Whether the rows are few: then weights are asked for beside a row, and many blocks have a part of it."""
+    return p.M * packs(p, c.VEC) <= FEW
+
+
 def lanes(p, c):
     """Threads of a row in one block: one a pack up to a warp, then whole warps that have about four packs a thread."""
     count = packs(p, c.VEC)
@@ -60,12 +68,6 @@ def lanes_of_pairs(p, c):
     """The same, but that a thread of a short row has two packs, and no load takes less than a sector of 32 bytes of it."""
     count = lanes(p, c)
     return count // 2 if 2 < count <= 32 and packs(p, c.VEC) <= 32 else count
-
-
-def blocks_of_threads(p, c):
-    """Blocks that shall fit a multiprocessor: as many as make 1280 threads where a row takes more than four warps, if no thread holds more
-    than four packs of it or fetches weights beside it (EARLY); else one, which leaves the compiler the registers it likes."""
-    return 1280 // c.LANES if c.LANES > 128 and c.VECS <= 4 and not c.get("EARLY", 0) else 1
 
 
 def rows_of_block(p, c):
@@ -84,14 +86,11 @@ def loads_of_thread(p, c):
     return next(n for n in (1, 2, 4) if n >= min(4, cdiv(packs(p, c.VEC), c.LANES)))
 
 
-FEW = 2**19  # packs of all rows: up to here a row is a cluster's whose registers hold it at once, as many blocks as help
-
-
 def blocks_of_row(p, c):
     """Blocks of the cluster that shares a row: so many that 512 threads of each have about five packs of it; of few rows, that 128 have
     two."""
     row = packs(p, c.VEC)
-    if p.M * row <= FEW:
+    if few(p, c):
         return next((blocks for blocks in (2, 4, 8) if row <= 256 * blocks), 16)
     return next((blocks for blocks in (2, 4) if row <= 5 * 512 * blocks), 8 if fits(p, c.VEC, 1024, 8) else 16)
 
@@ -99,13 +98,13 @@ def blocks_of_row(p, c):
 def lanes_of_cluster(p, c):
     """Threads of each block of the cluster: few that have five packs each, 512 that have eight, else as many as make seven."""
     share = cdiv(packs(p, c.VEC), c.CLUSTER)
-    few = next((threads for threads, most in ((128, 5), (256, 5), (512, 8)) if share <= most * threads), None)
-    return few or min(1024, 32 * cdiv(cdiv(share, 7), 32))
+    small = next((threads for threads, most in ((128, 5), (256, 5), (512, 8)) if share <= most * threads), None)
+    return small or min(1024, 32 * cdiv(cdiv(share, 7), 32))
 
 
 def blocks_together(p, c):
     """Blocks that shall fit a multiprocessor: two where registers hold a share for each, so that one loads while the other writes."""
-    return 2 if c.LANES <= 512 and c.VECS <= 5 and p.M * packs(p, c.VEC) > FEW else 1
+    return 2 if c.LANES <= 512 and c.VECS <= 5 and not few(p, c) else 1
 
 
 def held(p, c):
@@ -302,7 +301,8 @@ def kept_launch(p, c, entry, args):
 # Tunables.  VEC: elements of a load; LANES: threads of a row in a block; ROWS: rows of a block; CLUSTER: blocks of a row; VECS: loads of a
 # thread; BLOCKS: blocks that shall fit a multiprocessor; HINT: see stream.cuh.
 IN_REGISTERS = dict(VEC=widest, LANES=lanes, ROWS=rows_of_block, VECS=held, BLOCKS=1, HINT=0)
-TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024), HINT=(0, 1, 2))
+TUNE_REGISTERS = dict(VEC=(1, 2, 4, 8), LANES=(1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
+                      HINT=(0, 1, 2))
 ACROSS = dict(VEC=widest, CLUSTER=blocks_of_row, LANES=lanes_of_cluster, VECS=held, BLOCKS=blocks_together, HINT=0)
 TUNE_ACROSS = dict(CLUSTER=(2, 4, 8, 16), LANES=(128, 256, 320, 384, 480, 512, 608, 640, 704, 768, 1024), BLOCKS=(1, 2, 3, 4),
                    HINT=(0, 1, 2))
