@@ -21,7 +21,9 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels_cu"
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
 MAX_BLOCK = (1024, 1024, 64)
-MAX_ELEMENTS = 2**31 - 2**16  # kernels index with 32-bit integers; what is left over keeps a tile that overhangs an edge below 2^31
+# Kernels index with 32-bit integers.  What is left over keeps below 2^31 what overhangs an edge: a tile, or where a thread of a whole
+# launch would go on, up to 2^26 elements ahead.
+MAX_ELEMENTS = 2**31 - 2**26
 
 
 @dataclass(frozen=True)

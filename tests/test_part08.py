@@ -12,7 +12,7 @@ from cudalab import check, functions, registry
 from cudalab.dtypes import encode, numpy_dtype
 from cudalab.emulator import Emulator
 from cudalab.errors import BadShape, LabError
-from cudalab.spec import Tensor, f32, i64
+from cudalab.spec import Fill, Tensor, f32, i64
 
 OPS = registry.ops()
 UNSTABLE = {"softmax/01_unshifted", "layernorm/01_two_moments"}  # the stability study shows how they fail
@@ -78,15 +78,27 @@ def test_special_values_along_either_axis(variant):
 
 @pytest.mark.parametrize("step", OPS["argmax"].steps, ids=lambda step: step.path)
 def test_the_lowest_place_of_equals_wins(step):
-    problem = step.op.problem(dict(M=5, N=1104), "f16")
-    x = np.zeros((5, 1104), np.float32)
+    problem = step.op.problem(dict(M=7, N=1104), "f16")
+    x = np.zeros((7, 1104), np.float32)
     x[1, [1103, 700, 8]] = 3
     x[2, :] = -INF
     x[3, [900, 17]] = NAN
     x[3, 3] = INF
     x[4, :], x[4, [1000, 5]] = -1, [-0.0, 0.0]
+    x[5, :], x[5, [5, 1000]] = -1, [-0.0, 0.0]
+    x[6, :], x[6, [5, 6]] = -1, [-0.0, 0.0]
     plan = step.plan(problem)
-    assert list(Emulator().run(plan, {"x": x.astype(np.float16)})["index"]) == [0, 8, 0, 17, 5] == list(x.argmax(1))
+    assert list(Emulator().run(plan, {"x": x.astype(np.float16)})["index"]) == [0, 8, 0, 17, 5, 5, 5] == list(x.argmax(1))
+
+
+@pytest.mark.parametrize("N", (33, 130, 200))
+@pytest.mark.parametrize("step", OPS["argmax"].steps, ids=lambda step: step.path)
+def test_nothing_past_the_end_of_a_row_counts(step, N):
+    """Of rows whose largest element is negative, and of a thread whose last loads would lie past the end."""
+    problem = step.op.problem(dict(M=3, N=N), "f32")
+    x = -1 - np.random.default_rng(0).random((3, N), np.float32)
+    tunables = {name: value for name, value in dict(CLUSTER=2, SPLIT=2, LANES=32, LOADS=4).items() if name in step.tunables}
+    assert judge(step, problem, x, Emulator(), tunables)
 
 
 def test_unshifted_powers_overflow_and_two_moments_cancel():
@@ -200,8 +212,9 @@ def test_sums_do_not_depend_on_how_blocks_run(name, sizes, variant):
     first = together.run(plan, inputs)
     for other in (apart.run(plan, inputs), again.run(plan, inputs)):
         assert all(np.array_equal(first[key].view(np.uint32), other[key].view(np.uint32)) for key in first)
-    # a second launch finds the counters as the first did
-    twice = dataclasses.replace(plan, actions=plan.actions * 2)
+    # a second launch finds the counters as the first did, and does all of the work again
+    forget = [Fill(name, 0xff) for name in step.op.outputs]
+    twice = dataclasses.replace(plan, actions=(*plan.actions, *forget, *plan.actions))
     assert all(np.array_equal(first[key], value) for key, value in Emulator().run(twice, inputs).items())
 
 
@@ -361,7 +374,7 @@ def test_clusters_that_stay_claim_every_row_once(name, M, N):
     problem = step.op.problem(dict(M=M, N=N), "bf16")
     plan = step.plan(problem)
     inputs = check.draw(step.op, problem, "normal", check.generator(2))
-    outputs = Gpu().run(dataclasses.replace(plan, actions=plan.actions * 2), inputs)
+    outputs = Gpu().run(dataclasses.replace(plan, actions=(*plan.actions, Fill("y", 0xff), *plan.actions)), inputs)
     assert check.compare(step.op, problem, inputs, outputs, exact=False)
 
 

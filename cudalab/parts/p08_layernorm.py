@@ -69,7 +69,7 @@ def early(p, c):
 
 
 def lanes(p, c):
-    """Threads of a row: about four packs each, but six of many rows of 2 to 6 thousand elements of 16 bits, so that more are under way."""
+    """Threads of a row: about four packs each, but six of many rows of 257 to 768 packs, so that more are under way."""
     count = rows.packs(p, c.VEC)
     return 32 * cdiv(count, 192) if 256 < count <= 768 and not rows.few(p, c) else rows.lanes_of_pairs(p, c)
 

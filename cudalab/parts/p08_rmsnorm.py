@@ -1,6 +1,7 @@
 """Part 8: RMSNorm over rows of any length."""
 
 from cudalab.dtypes import itemsize
+from cudalab.errors import BadConfig
 from cudalab.expressions import cdiv
 from cudalab.parts import rows
 from cudalab.spec import Launch, Op, f32, state
@@ -40,7 +41,7 @@ def early(p, c):
 
 
 def spare(p, c):
-    """Whether a quarter more threads than have two packs each are best: for many rows of 2 to 6 thousand elements of 16 bits."""
+    """Whether a quarter more threads than have two packs each are best: for many rows of 256 to 768 packs."""
     return 256 <= rows.packs(p, c.VEC) <= 768 and not rows.few(p, c)
 
 
@@ -99,5 +100,7 @@ def blocks_of_kept(p, c):
 
 @rmsnorm.step(7, min_sm=90, **rows.IN_KEPT | dict(CLUSTER=blocks_of_kept), tune=rows.TUNE_KEPT | dict(CLUSTER=(2, 4, 8, 16)))
 def kept(p, c):
+    if c.CLUSTER < 2:
+        raise BadConfig(f"CLUSTER={c.CLUSTER}: blocks that send to each other are two at least; `pipelined` takes one")
     yield state("claimed", (1,), "u32")
     yield rows.kept_launch(p, c, "rmsnorm", arguments(p, "claimed"))
