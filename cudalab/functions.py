@@ -178,7 +178,7 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
         return resolve_step(f"argmax/{'keys' if problem.M >= ROWS_OF_KEYS else few}"), dict(VEC=vec)
     long, alone = row > BULK_ROW[name], problem.M <= A_ROW_EACH and row <= HELD_ROW
     few = problem.M <= (FEW_ROWS if alone else 2 * FEW_ROWS)
-    if sm >= 90 and long and few and problem.M * row <= FEW_PACKS.get(name, rows.FEW) and rows.fits(problem, vec, 1024, 16):
+    if 90 <= sm < 120 and long and few and problem.M * row <= FEW_PACKS[name] and rows.fits(problem, vec, 1024, 16):
         idea = "cluster"
     elif sm >= 90 and long and not alone and rows.fits_bulk(problem, vec):
         many = MANY_PACKS <= problem.M * row and row <= 16 * rows.KEPT
@@ -194,7 +194,10 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     else:
         idea = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")[name]
     step = resolve_step(f"{name}/{idea}")
-    return step, dict(VEC=vec) if "VEC" in step.tunables else {}
+    config = dict(VEC=vec) if "VEC" in step.tunables else {}
+    if idea == "registers" and sm < 90:
+        config["BLOCKS"] = 1  # ptxas for 8.0 needs a register more than the default leaves it
+    return step, config
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
@@ -202,7 +205,7 @@ NARROW_ROW = 64  # loads: up to here a row is a part of a warp's work in sums an
 # Loads: a longer row is copied to shared memory by the copy engine, if it lies in whole packs of 16 bytes, and not where rows are few: each
 # is then soonest done in the registers of a cluster or, up to HELD_ROW, of a block that has a multiprocessor for itself.
 BULK_ROW = dict(softmax=1024, layernorm=1024, rmsnorm=2048)
-FEW_PACKS = dict(layernorm=2**17)  # loads of all rows, if not rows.FEW: its clusters hold weights and biases, too, and fewer fit at once
+FEW_PACKS = dict(softmax=2**19, layernorm=2**17, rmsnorm=2**19)  # loads of all rows: as many as clusters hold at once
 FEW_ROWS, A_ROW_EACH, HELD_ROW = 16, 132, 4096
 ROWS_OF_KEYS = 256  # in argmax they do from here on
 # Loads: a longer row is too much for argmax's cluster of 16 blocks, which reads a fifth of what the device does.

@@ -21,9 +21,10 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels_cu"
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities", technical specifications
 MAX_BLOCK = (1024, 1024, 64)
-# Kernels index with 32-bit integers.  What is left over keeps below 2^31 what overhangs an edge: a tile, or where a thread of a whole
-# launch would go on, up to 2^26 elements ahead.
-MAX_ELEMENTS = 2**31 - 2**26
+# Kernels index with 32-bit integers.  What is left over keeps below 2^31 what overhangs an edge: a tile, or where the threads of a launch
+# would go on, up to AHEAD elements further.
+AHEAD = 2**24
+MAX_ELEMENTS = 2**31 - AHEAD
 
 
 @dataclass(frozen=True)

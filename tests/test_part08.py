@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cudalab import check, functions, registry
+from cudalab.build import build, verify
 from cudalab.dtypes import encode, numpy_dtype
 from cudalab.emulator import Emulator
 from cudalab.errors import BadShape, LabError
@@ -126,7 +127,8 @@ def test_a_bad_pivot_costs_no_digits(name, pivot):
 
 # -- shapes
 
-SHAPED = ["softmax/registers", "layernorm/cluster", "argmax/split", "argmax/transposed", "axis/transposed", "axis/slabs", "reduce/last_block"]
+SHAPED = ["softmax/registers", "layernorm/cluster", "argmax/split", "argmax/transposed", "axis/transposed", "axis/slabs",
+          "reduce/last_block"]
 
 
 @pytest.mark.parametrize("name", SHAPED)
@@ -152,7 +154,8 @@ def test_slabs_read_every_row_once(rows, variant):
 
 
 @pytest.mark.parametrize("name, variant", [("argmax/transposed", None), ("axis/transposed", "sum_last"), ("axis/transposed", "max_last")])
-@pytest.mark.parametrize("tunables", [dict(LANES=1, ROWS=1), dict(LANES=4, ROWS=2), dict(LANES=8, ROWS=8), dict(LANES=32, ROWS=32), dict(VEC=1)],
+@pytest.mark.parametrize("tunables", [dict(LANES=1, ROWS=1), dict(LANES=4, ROWS=2), dict(LANES=8, ROWS=8), dict(LANES=32, ROWS=32),
+                                      dict(VEC=1)],
                          ids=lambda tunables: "-".join(f"{name}{value}" for name, value in tunables.items()))
 @pytest.mark.parametrize("M, N", [(77, 32), (130, 20), (1, 8)])
 def test_rows_that_join_together_come_out_where_they_belong(name, variant, tunables, M, N):
@@ -274,6 +277,18 @@ def test_there_is_a_step_for_every_shape_and_alignment(name, dtype, sm, shared):
                     assert all(launch.smem <= shared * 1024 for launch in plan.launches)
                     assert plan.launches and step.min_sm <= sm and plan.config.get("VEC", 1) <= vec
                     assert plan.step.path not in UNSTABLE
+
+
+@pytest.mark.parametrize("target", ("sm_80", "sm_90a"))
+@pytest.mark.parametrize("name", ("softmax", "rmsnorm", "layernorm"))
+def test_the_steps_that_the_library_takes_do_not_spill(name, target):
+    """Where registers are scarce: widths between those of the ladders, and few rows."""
+    for M, N, dtype, vec in ((64, 5120, "bf16", 8), (64, 8192, "bf16", 8), (64, 8192, "f16", 8), (20000, 6144, "bf16", 8),
+                             (1, 4096, "f32", 4), (100, 16384, "f32", 4), (1, 151936, "bf16", 8), (8, 151936, "f32", 4), (64, 2047, "bf16", 1)):
+        problem = OPS[name].problem(dict(M=M, N=N), dtype)
+        step, config = functions.choose(name, problem, vec, int(target[3:5]))
+        plan = step.plan(problem, step.config(problem, config))
+        verify(build(plan, target), plan)
 
 
 def test_what_the_library_cannot_take_is_one_line():

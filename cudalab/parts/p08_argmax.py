@@ -58,6 +58,7 @@ def loads(most):
                        HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
+    rows.check_ahead(c, c.SPLIT * c.LANES)
     yield scratch("keys", (p.M, c.SPLIT), "u64")
     yield state("arrived", (p.M,), "u32")
     yield Launch("argmax", grid=p.M * c.SPLIT, block=c.LANES, args=("x", "keys", "arrived", "index", "M", "N", i64(p.N)))

@@ -79,6 +79,7 @@ def parts_of_row(p):
                      HINT=(0, 1, 2)), zero=("HINT",))
 def split(p, c):
     rows.check_width(p, c)
+    rows.check_ahead(c, c.SPLIT * c.LANES)
     yield scratch("partial", (p.M, c.SPLIT))
     yield state("arrived", (p.M,), "u32")
     yield Launch("axis", grid=p.M * c.SPLIT, block=c.LANES, args=arguments(p, "partial", "arrived"))

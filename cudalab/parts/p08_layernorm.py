@@ -69,7 +69,10 @@ def early(p, c):
 
 
 def lanes(p, c):
-    """Threads of a row: about four packs each, but six of many rows of 257 to 768 packs, so that more are under way."""
+    """Threads of a row: about four packs each; in middling rows some to spare if rows are fewest, and if they are many six packs each, so
+    that more rows are under way."""
+    if rows.middling(p, c) and rows.fewest(p, c):
+        return rows.lanes_to_spare(p, c)
     count = rows.packs(p, c.VEC)
     return 32 * cdiv(count, 192) if 256 < count <= 768 and not rows.few(p, c) else rows.lanes_of_pairs(p, c)
 

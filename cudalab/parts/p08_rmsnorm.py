@@ -40,14 +40,14 @@ def early(p, c):
     return int(c.VECS <= 5)
 
 
-def spare(p, c):
-    """Whether a quarter more threads than have two packs each are best: for many rows of 256 to 768 packs."""
-    return 256 <= rows.packs(p, c.VEC) <= 768 and not rows.few(p, c)
-
-
 def lanes(p, c):
-    """Threads of a row."""
-    return 32 * cdiv(5 * rows.packs(p, c.VEC), 256) if spare(p, c) else rows.lanes_of_pairs(p, c)
+    """Threads of a row: with some to spare in middling rows, if they are many or fewest; else about four packs each."""
+    return rows.lanes_to_spare(p, c) if rows.middling(p, c) and (rows.fewest(p, c) or not rows.few(p, c)) else rows.lanes_of_pairs(p, c)
+
+
+def early_in_block(p, c):
+    """The same, but late for many middling rows, in the time that other blocks' loads take."""
+    return int(early(p, c) and (rows.few(p, c) or not rows.middling(p, c)))
 
 
 def arguments(p, *own):
@@ -60,7 +60,7 @@ def two_passes(p, c):
     yield Launch("rmsnorm", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
-@rmsnorm.step(2, **rows.IN_REGISTERS | dict(LANES=lanes), EARLY=lambda p, c: int(early(p, c) and not spare(p, c)),
+@rmsnorm.step(2, **rows.IN_REGISTERS | dict(LANES=lanes), EARLY=early_in_block,
               tune=rows.TUNE_REGISTERS | dict(EARLY=(0, 1)), zero=("EARLY", "HINT"))
 def registers(p, c):
     rows.check_held(p, c)

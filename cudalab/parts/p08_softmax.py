@@ -63,9 +63,9 @@ def online(p, c):
 
 
 def blocks(p, c):
-    """Blocks that shall fit a multiprocessor: as many as make 1280 threads where a row takes more than four warps, if no thread holds more
-    than four packs of it and rows are not so many that the compiler's own number of registers is the better one; else one."""
-    return 1280 // c.LANES if c.LANES > 128 and c.VECS <= 4 and p.M <= 2**14 else 1
+    """Blocks that shall fit a multiprocessor: of 256 threads five, so that one has 48 registers, where no thread holds more than four packs
+    (f16 would spill) and rows are not so many that the compiler's own number is the better one; else as many as fit."""
+    return 5 if c.LANES == 256 and c.VECS <= 4 and p.dtype != "f16" and p.M <= 2**14 else 1
 
 
 @softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=blocks),

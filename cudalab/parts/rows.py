@@ -5,7 +5,7 @@ import math
 from cudalab.dtypes import itemsize
 from cudalab.errors import BadConfig, BadShape
 from cudalab.expressions import cdiv
-from cudalab.spec import Launch, i64, shapes
+from cudalab.spec import AHEAD, Launch, i64, shapes
 
 DIMS = ("M", "N")
 DTYPES = ("bf16", "f16", "f32")
@@ -19,7 +19,7 @@ SHARED_OF_ALL = 227 * 1024  # of a multiprocessor of sm_90
 SHARED_BYTES = 96 * 1024  # of a block, for a row: what sm_89 has, less what the reduction needs
 
 
-FEW = 2**19  # packs of all rows: up to here the time is that of one load and one exchange, not memory's
+FEW, FEWEST = 2**20, 2**18  # packs of all rows: up to here the time is that of one load and one exchange, not memory's
 
 
 def added_in_order(p):
@@ -48,6 +48,12 @@ def check_width(p, c):
         raise BadConfig(f"VEC={c.VEC}: rows of {p.N} elements of {p.dtype} can move {widest(p)} at once, or 1, 2, 4 where that is fewer")
 
 
+def check_ahead(c, threads):
+    """Raises BadConfig where so many threads, LOADS packs each, take more in a round than 32-bit indices have left (see spec.py)."""
+    if threads * c.LOADS * c.VEC > AHEAD:
+        raise BadConfig(f"LOADS={c.LOADS}: {threads} threads take more than {AHEAD} elements a round, past what 32 bits index")
+
+
 def packs(p, vec):
     """Loads of `vec` elements that a row takes."""
     return cdiv(p.N, vec)
@@ -56,6 +62,21 @@ def packs(p, vec):
 def few(p, c):
     """Whether the rows are few: then weights are asked for beside a row, and many blocks have a part of it."""
     return p.M * packs(p, c.VEC) <= FEW
+
+
+def fewest(p, c):
+    """Whether they are so few that each should have more threads than four packs a thread make."""
+    return p.M * packs(p, c.VEC) <= FEWEST
+
+
+def middling(p, c):
+    """Whether rows are of 256 to 768 packs: 2 to 6 thousand elements of 16 bits."""
+    return 256 <= packs(p, c.VEC) <= 768
+
+
+def lanes_to_spare(p, c):
+    """Threads of a row: a quarter more than have two packs each."""
+    return 32 * cdiv(5 * packs(p, c.VEC), 256)
 
 
 def lanes(p, c):
@@ -141,7 +162,7 @@ def check_transposed(p, c):
     """Raises BadShape for rows too long for a few loads of each lane of a warp, BadConfig where VECS loads are not what they take."""
     check_width(p, c)
     if packs(p, c.VEC) > 8 * 32:
-        raise BadShape(f"a row of {p.N} elements of {p.dtype} is too long for {c.LANES} threads: take another step")
+        raise BadShape(f"a row of {p.N} elements of {p.dtype} is too long for a warp: take another step")
     if c.VECS != held(p, c) or c.VECS * c.ROWS > 32:
         raise BadConfig(f"VECS={c.VECS}, ROWS={c.ROWS}: {c.LANES} threads hold a row in {held(p, c)} packs each, and 32 of them at most")
 
