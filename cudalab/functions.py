@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cudalab.dtypes import DTYPES, itemsize
-from cudalab.errors import BadShape, LabError
+from cudalab.errors import BadShape, LabError, Spills
 from cudalab.problem import Problem
 from cudalab.spec import Launch, Plan, Scalar, Step, f32, i64
 
@@ -192,12 +192,20 @@ def choose(name: str, problem: Problem, vec: int, sm: int) -> tuple[Step, dict[s
     elif rows.fits(problem, vec, 1024):
         idea = "registers"
     else:
-        idea = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")[name]
+        idea = ANY_ROW[name]
     step = resolve_step(f"{name}/{idea}")
-    config = dict(VEC=vec) if "VEC" in step.tunables else {}
+    config = _moving(vec, step)
     if idea == "registers" and sm < 90:
         config["BLOCKS"] = 1  # ptxas for 8.0 needs a register more than the default leaves it
     return step, config
+
+
+def _moving(vec: int, step: Step) -> dict[str, int]:
+    """Tunables of a step that moves at most `vec` elements at once."""
+    return dict(VEC=vec) if "VEC" in step.tunables else {}
+
+
+ANY_ROW = dict(softmax="online", rmsnorm="two_passes", layernorm="welford")  # steps that hold nothing of a row
 
 
 MANY_ROWS = 1024  # from here on a block a row fills a device
@@ -278,7 +286,8 @@ def _enqueue(ready: "_Ready", arrays: Mapping) -> None:
 @functools.lru_cache(maxsize=1024)
 def _ready(device: int, name: str, shape: tuple[int, ...], dtype: str, variant: str | None, vec: int, tail: tuple[Scalar, ...]) -> _Ready:
     from cudalab import results
-    from cudalab.registry import ops
+    from cudalab.parts import rows
+    from cudalab.registry import ops, resolve_step
     gpu = _gpu(device)
     op = ops()[name]
     problem = op.problem(dict(zip(op.dims, shape)), dtype, variant)
@@ -289,7 +298,14 @@ def _ready(device: int, name: str, shape: tuple[int, ...], dtype: str, variant: 
     except BadShape as error:
         raise LabError(f"no step for {problem}: {error}") from None
     plan = with_tail(plan, tail)
-    return _Ready(plan, tuple(gpu.launches(plan)), {})
+    try:
+        return _Ready(plan, tuple(gpu.launches(plan)), {})
+    except Spills:  # on a device that nobody has measured the step's registers may not do
+        if name not in ANY_ROW:
+            raise
+        step = resolve_step(f"{name}/{ANY_ROW[name]}")
+        plan = with_tail(step.plan(problem, step.config(problem, _moving(math.gcd(vec, rows.widest(problem)), step))), tail)
+        return _Ready(plan, tuple(gpu.launches(plan)), {})
 
 
 @functools.lru_cache(maxsize=1024)

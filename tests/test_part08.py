@@ -12,7 +12,7 @@ from cudalab import check, functions, registry
 from cudalab.build import build, verify
 from cudalab.dtypes import encode, numpy_dtype
 from cudalab.emulator import Emulator
-from cudalab.errors import BadShape, LabError
+from cudalab.errors import BadShape, LabError, Spills
 from cudalab.spec import Fill, Tensor, f32, i64
 
 OPS = registry.ops()
@@ -290,6 +290,27 @@ def test_the_steps_that_the_library_takes_do_not_spill(name, target):
         step, config = functions.choose(name, problem, vec, int(target[3:5]))
         plan = step.plan(problem, step.config(problem, config))
         verify(build(plan, target), plan)
+
+
+@pytest.mark.parametrize("vec", (1, 8))
+@pytest.mark.parametrize("name", ("softmax", "rmsnorm", "layernorm"))
+def test_where_a_step_spills_the_library_takes_one_that_holds_nothing(name, vec, monkeypatch):
+    class Device:
+        sm, name = 120, "a device that nobody has measured"
+
+    class Machine:
+        device = Device
+
+        def launches(self, plan):
+            if plan.step.name != functions.ANY_ROW[name]:
+                raise Spills("as if")
+            verify(build(plan, "sm_120a"), plan)
+            return [plan.step.path]
+    monkeypatch.setattr(functions, "_gpu", lambda device: Machine())
+    tail = (i64(16384), i64(16384)) + (() if name == "softmax" else (f32(1e-6),))
+    ready = functions._ready.__wrapped__(0, name, (8, 16384), "bf16", None, vec, tail)
+    assert ready.launches == (registry.resolve_step(f"{name}/{functions.ANY_ROW[name]}").path,)
+    assert ready.plan.config.get("VEC", 1) <= vec and ready.plan.launches[0].args[-len(tail):] == tail
 
 
 def test_what_the_library_cannot_take_is_one_line():
