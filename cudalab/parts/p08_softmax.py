@@ -62,10 +62,13 @@ def online(p, c):
     yield Launch("softmax", grid=p.M, block=c.THREADS, args=arguments(p))
 
 
+FIVE = dict(f32=2**31, bf16=2**14, f16=0)  # rows: of bf16 the compiler's own number is better from there on; f16 would spill
+
+
 def blocks(p, c):
-    """Blocks that shall fit a multiprocessor: of 256 threads five, so that one has 48 registers, where no thread holds more than four packs
-    (f16 would spill) and rows are not so many that the compiler's own number is the better one; else as many as fit."""
-    return 5 if c.LANES == 256 and c.VECS <= 4 and p.dtype != "f16" and p.M <= 2**14 else 1
+    """Blocks that shall fit a multiprocessor: of 256 threads five, so that one has 48 registers, where no thread holds more than four
+    packs; else as many as fit."""
+    return 5 if c.LANES == 256 and c.VECS <= 4 and p.M <= FIVE[p.dtype] else 1
 
 
 @softmax.step(4, **rows.IN_REGISTERS | dict(LANES=rows.lanes_of_pairs, BLOCKS=blocks),
